@@ -1,0 +1,73 @@
+# `make quickstart` and `make test` start from a bare clone: Python 3.11 or newer and nothing else.
+# Each phase leaves a stamp, so a second run skips what is there; a change of setup.cfg installs again.
+#
+#   make TORCH=torch quickstart       another build of PyTorch (a CUDA machine)
+#   make PYTHON=python3.12 test       another interpreter
+#   make PYTEST_ARGS="-k objective" test
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+POCKET ?= data/pocket
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+POCKET_SOURCES := $(wildcard gvpo_trl/environments/appworld/pocket*.py gvpo_trl/environments/appworld/pocket/*.py)
+SAY := @printf '==> %s\n'
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test lint notebooks setup appworld pocket clean
+.DELETE_ON_ERROR:
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*##[ ]*/  make \1\t/' | expand -t 20
+
+quickstart: setup appworld pocket  ## train a small agent with GVPO on the real AppWorld engine, and report
+	$(SAY) "quickstart: warm start, GVPO, evaluation before and after"
+	@$(BIN)/python recipes/quickstart/run.py
+
+test: setup appworld pocket lint  ## everything that CI runs
+	$(SAY) "tests"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup  ## ruff
+	$(SAY) "lint"
+	@$(BIN)/ruff check --quiet .
+
+notebooks: setup appworld pocket  ## run the notebooks and keep their outputs
+	$(SAY) "notebooks"
+	@for notebook in notebooks/*.ipynb; do $(BIN)/jupyter execute --inplace "$$notebook" || exit 1; done
+
+setup: $(VENV)/.stamp-package  ## the virtual environment, PyTorch and this package
+
+appworld: setup  ## AppWorld's own virtual environment
+	$(SAY) "AppWorld's own environment"
+	@$(BIN)/gvpo-trl appworld setup
+
+pocket: $(POCKET)/.stamp  ## the small data set that this package makes
+
+clean:  ## remove the virtual environment, made data and runs (AppWorld's environment stays)
+	rm -rf $(VENV) $(POCKET) runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/.stamp-venv:
+	$(SAY) "virtual environment $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.stamp-torch: $(VENV)/.stamp-venv
+	$(SAY) "PyTorch ($(TORCH))"
+	@$(PIP) $(TORCH)
+	@touch $@
+
+$(VENV)/.stamp-package: $(VENV)/.stamp-torch setup.cfg pyproject.toml
+	$(SAY) "gvpo-trl and what it needs"
+	@$(PIP) --editable '.[dev,notebooks,plots]'
+	@touch $@
+
+$(POCKET)/.stamp: $(POCKET_SOURCES) | appworld
+	$(SAY) "pocket data in $(POCKET)"
+	@$(BIN)/gvpo-trl appworld pocket --root $(POCKET)
+	@touch $@
