@@ -1,0 +1,109 @@
+"""The fields of a configuration file that are neither TRL's `ModelConfig` nor `GVPOConfig`: data and environment.
+
+Standard library only, like everything that the command line touches before it trains.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ScriptArguments:
+    """What `gvpo-trl train` and `gvpo-trl evaluate` need beside the model and the trainer.
+
+    Args:
+        appworld_root (`str`, *optional*):
+            Folder that holds AppWorld's `data/`. Without it, `APPWORLD_ROOT`, then the current folder.
+        appworld_venv (`str`, *optional*):
+            AppWorld's own virtual environment. Without it, `GVPO_APPWORLD_VENV`, then the user's cache folder.
+        train_split (`str`, defaults to `"train"`):
+            Split to train on.
+        eval_split (`str`, *optional*, defaults to `"dev"`):
+            Split to evaluate on, during training where `eval_strategy` asks for it and in `gvpo-trl evaluate`.
+        difficulties (`list[int]`, *optional*):
+            Difficulties to train on; all of them without it.
+        eval_difficulties (`list[int]`, *optional*):
+            Difficulties to evaluate on; all of them without it.
+        max_train_tasks (`int`, *optional*):
+            Keep the first so many training tasks.
+        max_eval_tasks (`int`, *optional*):
+            Keep the first so many evaluation tasks.
+        prompt (`str`, defaults to `"react"`):
+            Name of a prompt that ships with the package, or the path of a text file.
+        max_episodes (`int`, defaults to `16`):
+            Worlds open at once.
+        step_timeout_s (`float`, defaults to `60.0`):
+            Seconds that one execution of the agent's code may take.
+        tokenizer_name_or_path (`str`, *optional*):
+            Tokenizer, where it is not the model's own.
+        chat_template_path (`str`, *optional*):
+            A Jinja file to use as the chat template.
+        adapter_name_or_path (`str`, *optional*):
+            Adapter to put on the model for `gvpo-trl evaluate`.
+        eval_samples (`int`, defaults to `1`):
+            Attempts at each task in `gvpo-trl evaluate`.
+        eval_temperature (`float`, *optional*):
+            Temperature in `gvpo-trl evaluate`; `0` decodes greedily. Without it, the training temperature.
+        report_path (`str`, *optional*):
+            Where `gvpo-trl evaluate` writes its report; without it, `evaluation-<split>.json` in `output_dir`.
+    """
+
+    appworld_root: str | None = field(
+        default=None,
+        metadata={"help": "Folder that holds AppWorld's data/. Without it: APPWORLD_ROOT, then the current folder."},
+    )
+    appworld_venv: str | None = field(
+        default=None,
+        metadata={"help": "AppWorld's own virtual environment. Without it: GVPO_APPWORLD_VENV, then your cache."},
+    )
+    train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    eval_split: str | None = field(
+        default="dev",
+        metadata={"help": "Split to evaluate on: while training where eval_strategy asks for it, and in `evaluate`."},
+    )
+    difficulties: list[int] | None = field(
+        default=None, metadata={"help": "Difficulties to train on; all of them without it."}
+    )
+    eval_difficulties: list[int] | None = field(
+        default=None, metadata={"help": "Difficulties to evaluate on; all of them without it."}
+    )
+    max_train_tasks: int | None = field(default=None, metadata={"help": "Keep the first so many training tasks."})
+    max_eval_tasks: int | None = field(default=None, metadata={"help": "Keep the first so many evaluation tasks."})
+    prompt: str = field(
+        default="react", metadata={"help": "A prompt that ships with the package, or the path of a text file."}
+    )
+    max_episodes: int = field(default=16, metadata={"help": "Worlds open at once."})
+    step_timeout_s: float = field(
+        default=60.0, metadata={"help": "Seconds that one execution of the agent's code may take."}
+    )
+    tokenizer_name_or_path: str | None = field(
+        default=None, metadata={"help": "Tokenizer, where it is not the model's own."}
+    )
+    chat_template_path: str | None = field(
+        default=None, metadata={"help": "A Jinja file to use as the chat template."}
+    )
+    adapter_name_or_path: str | None = field(
+        default=None, metadata={"help": "Adapter to put on the model for `evaluate`."}
+    )
+    eval_samples: int = field(default=1, metadata={"help": "Attempts at each task in `evaluate`."})
+    eval_temperature: float | None = field(
+        default=None,
+        metadata={"help": "Temperature in `evaluate`; 0 decodes greedily. Without it, the training temperature."},
+    )
+    report_path: str | None = field(
+        default=None,
+        metadata={"help": "Where `evaluate` writes its report. Without it: evaluation-<split>.json in output_dir."},
+    )
+
+    def __post_init__(self):
+        for name in ("max_train_tasks", "max_eval_tasks", "max_episodes", "eval_samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        for name in ("difficulties", "eval_difficulties"):
+            wrong = [level for level in getattr(self, name) or () if level not in (1, 2, 3)]
+            if wrong:
+                raise ValueError(f"{name}={getattr(self, name)}: AppWorld's difficulties are 1, 2 and 3")
+        if self.step_timeout_s <= 0:
+            raise ValueError(f"step_timeout_s={self.step_timeout_s} must be above 0")
+        if self.eval_temperature is not None and self.eval_temperature < 0:
+            raise ValueError(f"eval_temperature={self.eval_temperature} must be >= 0; 0 decodes greedily")
