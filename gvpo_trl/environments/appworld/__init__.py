@@ -1,0 +1,21 @@
+"""The AppWorld environment: episodes in processes of their own, and its tasks as a dataset. Imported lazily."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gvpo_trl.environments.appworld.client import AppWorldEnvironments
+    from gvpo_trl.environments.appworld.tasks import load_tasks
+
+__all__ = ["AppWorldEnvironments", "load_tasks"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "AppWorldEnvironments":
+        from gvpo_trl.environments.appworld.client import AppWorldEnvironments
+
+        return AppWorldEnvironments
+    if name == "load_tasks":
+        from gvpo_trl.environments.appworld.tasks import load_tasks
+
+        return load_tasks
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,169 @@
+"""A warm process that forks a child per request: standard library only, the loop of `host.py` and `evaluator.py`.
+
+The trainer holds the other end of one control socket. It asks for a child with `spawn`, handing over the socket on
+which that child will talk to the trainer directly, and for its end with `reap`. The server answers at once and runs
+nothing itself, so a child that hangs holds up nobody.
+
+Nothing is left behind: children die with the server (death signal), the server ends when the control socket closes or
+the trainer's process is gone, and what a child started itself is found and killed, for the server adopts orphans.
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+
+import channel  # the caller puts the sibling module there; see `host.py`
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def outlive_parent_thread() -> None:
+    """Take back `die_with_parent`, for a parent whose starting thread may end before its process."""
+    _libc.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
+def run(warm_up: Callable[[], dict], child: Callable[[socket.socket, dict], None]) -> None:
+    """Warm up, say so, then fork a `child(sock, request)` per request until the trainer is gone.
+
+    Called as `python -I <script> <control fd> <trainer's pid>`.
+    """
+    control_fd, trainer = int(sys.argv[1]), int(sys.argv[2])
+    die_with_parent(trainer)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=control_fd)
+    try:
+        facts = warm_up()
+        threads = len(os.listdir("/proc/self/task"))
+        if threads != 1:
+            raise RuntimeError(f"{threads} threads are alive after the warm-up: forking is not safe")
+    except BaseException:
+        channel.send_control(control, {"ready": False, "error": traceback.format_exc()[-8000:]})
+        raise
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    outlive_parent_thread()
+    gc.collect()
+    gc.freeze()  # keeps the collector from touching, and so copying, the pages that children share
+    channel.send_control(control, {"ready": True, "pid": os.getpid(), **facts})
+    _Server(control, trainer, child).serve()
+
+
+class _Server:
+    def __init__(self, control: socket.socket, trainer: int, child: Callable[[socket.socket, dict], None]) -> None:
+        self.control = control
+        self.child = child
+        self.trainer_fd = os.pidfd_open(trainer)
+        self.pids: dict[int, int] = {}  # request id -> pid of a child that is not reaped yet
+        self.statuses: dict[int, int] = {}  # request id -> wait status of a child that ended by itself
+
+    def serve(self) -> None:
+        try:
+            while True:
+                ready, _, _ = select.select([self.control, self.trainer_fd], [], [], 0.5)
+                if self.trainer_fd in ready:
+                    return
+                if self.control in ready:
+                    self.answer()
+                self.collect()
+        except channel.ChannelClosed:
+            pass
+        finally:
+            for request_id in list(self.pids):
+                self.kill(request_id)
+            self.kill_strays()
+            os._exit(0)
+
+    def answer(self) -> None:
+        message, fds = channel.receive_control(self.control)
+        if message["op"] == "spawn":
+            reply = self.spawn(message, fds[0])
+        elif message["op"] == "reap":
+            reply = {"ok": True, "status": self.kill(message["child"])}
+        else:
+            reply = {"ok": False, "error": f"unknown request {message['op']!r}"}
+        channel.send_control(self.control, reply | {"id": message["id"]})
+
+    def spawn(self, message: dict, fd: int) -> dict:
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(fd)
+            return {"ok": False, "error": f"cannot fork: {error}"}
+        if pid:
+            os.close(fd)
+            self.pids[message["id"]] = pid
+            return {"ok": True, "pid": pid}
+        try:
+            os.setsid()
+            die_with_parent(server)
+            self.control.close()
+            os.close(self.trainer_fd)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self.child(socket.socket(fileno=fd), message)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(70)
+        os._exit(0)
+
+    def kill(self, request_id: int) -> int | None:
+        """End a child and all that it started; its wait status, or `None` when the id is unknown."""
+        pid = self.pids.pop(request_id, None)
+        if pid is None:
+            return self.statuses.pop(request_id, None)
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if not done:
+            _kill_group(pid)
+            _, status = os.waitpid(pid, 0)
+        _kill_group(pid)
+        self.kill_strays()
+        return status
+
+    def collect(self) -> None:
+        """Reap the children that ended by themselves."""
+        for request_id, pid in list(self.pids.items()):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                del self.pids[request_id]
+                self.statuses[request_id] = status
+                _kill_group(pid)
+
+    def kill_strays(self) -> None:
+        """End what agent code started and left to us: an orphan in a session of its own."""
+        known = set(self.pids.values())
+        for pid in _children(os.getpid()):
+            if pid not in known:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+
+
+def _children(parent: int) -> list[int]:
+    # /proc/<pid>/task/<tid>/children would do, but not every kernel is built with it.
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                if int(file.read().rpartition(b")")[2].split()[1]) == parent:
+                    found.append(int(name))
+    return found
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,154 @@
+"""Forks one process per episode, in AppWorld's own virtual environment: standard library and appworld, never gvpo_trl.
+
+Run by path with `python -I host.py <control fd> <trainer's pid>`; the configuration is the environment variable
+`GVPO_HOST`, JSON. Each child opens one world, answers `step`, `finish` and nothing else, and ends. It never sees
+ground truth: worlds are opened without, and another process evaluates what this one saved.
+"""
+
+import contextlib
+import errno
+import importlib.util
+import json
+import os
+import resource
+import socket
+import sys
+from pathlib import Path
+
+
+def _load_sibling(name: str):
+    # The folder must not be on sys.path: our `setup` or `tasks` would shadow other people's modules.
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+channel = _load_sibling("channel")
+forkserver = _load_sibling("forkserver")
+verdicts = _load_sibling("verdicts")
+
+CONFIG = json.loads(os.environ.pop("GVPO_HOST"))
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+
+
+def warm_up() -> dict:
+    """Import AppWorld, open and close one world, call each app once: all that children would repeat."""
+    import appworld
+    from appworld.apps.model_lib import get_direct_cached_sqlite3_connection
+    from appworld.common import path_store as store
+
+    outputs = CONFIG["outputs"]
+    type(store.path_store).experiment_outputs = property(lambda self: outputs)
+    world = open_world(CONFIG["warm_up_task"], "warm-up")
+    for app in world.task.allowed_apps:
+        world.requester.client.get(f"{app}/")
+    world.execute("print(apis.api_docs.show_app_descriptions())")
+    world.task_completed()
+    world.close()
+    # SQLite forbids carrying an open file over a fork.
+    get_direct_cached_sqlite3_connection.cache_clear()
+    return {"appworld": appworld.__version__}
+
+
+def open_world(task_id: str, experiment: str):
+    """A world without ground truth whose output lies in `outputs/<experiment>`."""
+    from appworld import AppWorld
+
+    return AppWorld(
+        task_id=task_id,
+        experiment_name=experiment,
+        load_ground_truth=False,
+        raise_on_failure=True,
+        max_interactions=CONFIG["max_interactions"],
+        timeout_seconds=CONFIG["soft_timeout_s"],
+    )
+
+
+def serve_episode(sock: socket.socket, request: dict) -> None:
+    """The life of one child: open the world, run steps until told to finish."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)  # agent code may write to the descriptor itself
+    if CONFIG["memory_bytes"]:
+        resource.setrlimit(resource.RLIMIT_AS, (CONFIG["memory_bytes"],) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        episode = Episode(request["task_id"], request["experiment"])
+    except Exception as error:
+        channel.send(sock, {"fault": f"{type(error).__name__}: {error}"})
+        return
+    channel.send(sock, {"opened": True})
+    while True:
+        try:
+            message = channel.receive(sock)
+        except channel.ChannelClosed:
+            return
+        if message["op"] == "step":
+            channel.send(sock, episode.step(message["code"]))
+        else:
+            channel.send(sock, episode.finish())
+            return
+
+
+class Episode:
+    """One world and the recorder that knows how each step went."""
+
+    def __init__(self, task_id: str, experiment: str) -> None:
+        self.world = open_world(task_id, experiment)
+        self.recorder = verdicts.Recorder(self.world)
+
+    def step(self, code: str) -> dict:
+        """Run agent code; what the trainer's side makes a `StepResult` of."""
+        self.recorder.start(code)
+        ended = False
+        try:
+            with verdicts.called_from_the_top():
+                text = self.world.execute(code)
+            verdict = self.recorder.verdict()
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+                return {"fault": f"cannot save the world: {error}"}
+            # AppWorld lets these through: whatever is no `Exception`, and what its own bookkeeping trips over.
+            text, verdict = verdicts.text_of(error), self.recorder.verdict(error)
+            ended = verdict == "exited"
+            self.recover()
+        limit = CONFIG["max_output_chars"]
+        if len(text) > limit:
+            text, verdict = text[:limit] + f"\n[{len(text) - limit} characters more were cut]", verdict or "output"
+        return {
+            "text": text,
+            "verdict": verdict,
+            "completed": self.completed(),
+            "ended": ended,
+            "api_calls": self.recorder.api_calls,
+        }
+
+    def recover(self) -> None:
+        """Finish what `execute` leaves undone when an exception escapes from it."""
+        self.world.safety_guard.disable()
+        self.world.num_interactions += 1
+        with contextlib.suppress(Exception):
+            self.save()
+        self.world.requester.reset_request_count()
+
+    def save(self) -> None:
+        """Write the state and the logs, as `execute` does at its end."""
+        self.world._save_state(self.world.output_db_home_path_on_disk)
+        self.world.save_logs()
+
+    def completed(self) -> bool:
+        """Whether the task was declared complete, also as failed."""
+        try:
+            return bool(self.world.task_completed())
+        except BaseException:
+            return False  # the agent broke its own world; its steps fail on their own account
+
+    def finish(self) -> dict:
+        """The last word: everything that evaluation needs is on disk."""
+        return {"finished": True, "interactions": self.world.num_interactions}
+
+
+if __name__ == "__main__":
+    os.chdir(CONFIG["scratch"])
+    forkserver.run(warm_up, serve_episode)

@@ -1,0 +1,232 @@
+"""The trainer's side of a fork server: start it, ask it for children, notice its death, start it again."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gvpo_trl.environments.appworld import channel
+from gvpo_trl.environments.appworld.workspace import Workspace
+from gvpo_trl.environments.errors import EnvironmentFault, EnvironmentsExhausted, EpisodeFault
+
+CONTROL_TIMEOUT_S = 30.0
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|COOKIE", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How to start one kind of host."""
+
+    name: str
+    """For messages and the log: `host` or `evaluator`."""
+    python: Path
+    """The interpreter of AppWorld's own virtual environment."""
+    script: Path
+    root: Path
+    """AppWorld's data root."""
+    workspace: Workspace
+    config: dict = field(default_factory=dict)
+    """Handed to the script as JSON."""
+    ready_timeout_s: float = 120.0
+    fault: type[EnvironmentFault]
+    """What its death is called."""
+
+    def environment(self) -> dict[str, str]:
+        """The variables that a host sees: no credential, no home folder of ours."""
+        scratch = self.workspace.scratch
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not _SECRET.search(name) and not name.startswith(("PYTHON", "APPWORLD", "GVPO"))
+        }
+        return kept | {
+            "APPWORLD_ROOT": str(self.root),
+            "APPWORLD_CACHE": str(scratch / "cache"),
+            "HOME": str(scratch / "home"),
+            "IPYTHONDIR": str(scratch / "ipython"),
+            "TMPDIR": str(scratch / "tmp"),
+            "SQLITE_TMPDIR": str(scratch / "tmp"),
+            "GVPO_HOST": json.dumps({"outputs": str(self.workspace.outputs), "scratch": str(scratch)} | self.config),
+        }
+
+
+class HostProcess:
+    """One running fork server. Thread-safe; every failure to talk to it is `launch.fault`."""
+
+    def __init__(self, launch: Launch, generation: int) -> None:
+        self.launch = launch
+        self.dead = False
+        self._lock = threading.Lock()
+        self._sequence = 0
+        self._ready: dict | None = None
+        self.log_path = launch.workspace.path / f"{launch.name}-{generation}.log"
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, open(self.log_path, "w") as log:
+            self.process = subprocess.Popen(
+                [str(launch.python), "-I", str(launch.script), str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=launch.environment(),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a Ctrl-C at the terminal is ours to act on
+            )
+
+    def wait_ready(self) -> dict:
+        """Wait for the end of the warm-up; what the host says of itself."""
+        with self._lock:
+            if self._ready is None:
+                try:
+                    message, _ = channel.receive_control(self._control, self.launch.ready_timeout_s)
+                except channel.ChannelTimeout as error:
+                    raise self._lost(f"was not ready after {self.launch.ready_timeout_s:g} s") from error
+                except channel.ChannelError as error:
+                    raise self._lost("died while it warmed up") from error
+                if not message["ready"]:
+                    raise self._lost("could not warm up")
+                self._ready = message
+            return self._ready
+
+    def spawn(self, request: dict) -> tuple[int, socket.socket]:
+        """Fork a child for the request; its id and the socket to talk to it."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                reply, sequence = self._ask({"op": "spawn", **request}, (theirs.fileno(),))
+            if not reply["ok"]:
+                raise EpisodeFault(f"the {self.launch.name} {reply['error']}")
+        except BaseException:
+            ours.close()
+            raise
+        return sequence, ours
+
+    def reap(self, child: int) -> int | None:
+        """End a child and what it started; its wait status, or `None` when there is no such child any more."""
+        return self._ask({"op": "reap", "child": child})[0]["status"]
+
+    def _ask(self, message: dict, fds: tuple[int, ...] = ()) -> tuple[dict, int]:
+        with self._lock:
+            if self.dead:
+                raise self.launch.fault(f"the {self.launch.name} is gone")
+            self._sequence += 1
+            sequence = self._sequence
+            try:
+                self._control.settimeout(CONTROL_TIMEOUT_S)
+                channel.send_control(self._control, message | {"id": sequence}, fds)
+                while True:
+                    reply, _ = channel.receive_control(self._control, CONTROL_TIMEOUT_S)
+                    # An answer to a question whose asker was interrupted is passed over.
+                    if reply["id"] == sequence:
+                        return reply, sequence
+            except channel.ChannelError as error:
+                raise self._lost(f"cannot be reached ({error})") from error
+
+    def _lost(self, what: str) -> EnvironmentFault:
+        self.dead = True
+        self.kill()
+        return self.launch.fault(f"the {self.launch.name} {what}, {self._ending()}{self.tail()}")
+
+    def _ending(self) -> str:
+        code = self.process.returncode
+        if code is not None and code < 0:
+            return f"signal {signal.Signals(-code).name}"
+        return f"exit status {code}"
+
+    def tail(self, characters: int = 1500) -> str:
+        """The end of what the host wrote to its log, on lines of its own; empty when it wrote nothing."""
+        try:
+            text = self.log_path.read_text(errors="replace").strip()
+        except OSError:
+            return ""
+        return f"; its last words:\n{text[-characters:]}" if text else ""
+
+    def kill(self) -> None:
+        """End the host at once; the kernel ends its children."""
+        self._control.close()
+        self.process.kill()
+        self.process.wait()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Let the host end itself and its children; idempotent."""
+        self.dead = True
+        self._control.close()
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+class HostKeeper:
+    """Keeps one host running: starts it when first needed and again after a death, until it dies too often."""
+
+    def __init__(self, launch: Launch, max_restarts: int) -> None:
+        self.launch = launch
+        self.max_restarts = max_restarts
+        self._lock = threading.Lock()
+        self._host: HostProcess | None = None
+        self._generation = 0
+        self._deaths = 0
+        self._closed = False
+        self._last_cause = ""
+
+    def launch_now(self) -> None:
+        """Start the process without waiting for it, so that two kinds of host warm up side by side."""
+        with self._lock:
+            self._start()
+
+    def get(self) -> HostProcess:
+        """A host that is ready.
+
+        Raises:
+            EnvironmentFault: of the launch's kind, when the host does not come up.
+            EnvironmentsExhausted: when it died more than `max_restarts` times since the last success.
+        """
+        with self._lock:
+            self._start()
+            host = self._host
+        try:
+            host.wait_ready()
+        except EnvironmentFault as error:
+            self.report_death(host, error)
+            raise
+        return host
+
+    def _start(self) -> None:
+        if self._closed:
+            raise self.launch.fault("the environment is closed")
+        if self._host is not None and self._host.dead:
+            self._host = None
+        if self._host is None:
+            if self._deaths > self.max_restarts:
+                raise EnvironmentsExhausted(
+                    f"the {self.launch.name} died {self._deaths} times in a row; last cause: {self._last_cause}"
+                )
+            self._generation += 1
+            time.sleep(min(2.0, 0.1 * self._deaths**2))
+            self._host = HostProcess(self.launch, self._generation)
+
+    def report_death(self, host: HostProcess, cause: EnvironmentFault) -> None:
+        """Count a host's death once, however many episodes notice it."""
+        with self._lock:
+            if self._host is host:
+                self._host = None
+                self._deaths += 1
+                self._last_cause = str(cause)
+
+    def report_success(self) -> None:
+        """An episode or an evaluation went through: earlier deaths don't count any more."""
+        self._deaths = 0
+
+    def close(self) -> None:
+        """End the host; idempotent."""
+        with self._lock:
+            self._closed = True
+            host, self._host = self._host, None
+        if host is not None:
+            host.close()

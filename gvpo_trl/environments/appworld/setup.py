@@ -1,0 +1,221 @@
+"""AppWorld's own virtual environment: make it, find it, check it, run the pocket generator in it.
+
+AppWorld pins packages that TRL and vLLM cannot live with (pydantic below 2, an old FastAPI), so the two never share an
+environment.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gvpo_trl.environments.errors import SetupError
+
+VERSION = "0.1.3.post1"
+"""The one version whose inner workings the hosts know."""
+PYTHONS = ((3, 11), (3, 13))
+"""Oldest and newest Python that AppWorld's pinned dependencies install on."""
+_REMEDY = "run `gvpo-trl appworld setup`"
+_OFFLINE = re.compile(r"NewConnectionError|Temporary failure in name|Network is unreachable|ConnectTimeout|ProxyError")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppWorldFacts:
+    """What a check found."""
+
+    venv: Path
+    python: str
+    """Version of its interpreter."""
+    appworld: str
+    """Version of the package."""
+    root: Path | None = None
+    """The data root that was tried, if any."""
+    passed: int | None = None
+    """Unit tests that pass on the untouched world of its first task."""
+    failed: int | None = None
+
+    def __str__(self) -> str:
+        lines = [f"AppWorld {self.appworld} on Python {self.python} in {self.venv}"]
+        if self.root is not None:
+            tests = f"{self.passed} of {self.passed + self.failed} tests pass on an untouched world"
+            lines.append(f"data root {self.root}: a world opens, runs code and is evaluated ({tests})")
+        return "\n".join(lines)
+
+
+def default_venv() -> Path:
+    """Where AppWorld's environment is kept: `GVPO_APPWORLD_VENV`, else a folder in the user's cache."""
+    if named := os.environ.get("GVPO_APPWORLD_VENV"):
+        return Path(named).expanduser().absolute()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser().absolute() / "gvpo_trl" / f"appworld-{VERSION}"
+
+
+def appworld_python(venv: Path | str | None = None) -> Path:
+    """The interpreter of AppWorld's environment, after a look at the files that make it whole.
+
+    Raises:
+        SetupError: the environment is missing, unfinished or holds another version.
+    """
+    path = _resolve(venv)
+    if problem := _problem(path):
+        raise SetupError(
+            f"AppWorld's environment {str(path)!r} {problem}; {_REMEDY}, or name one in GVPO_APPWORLD_VENV"
+        )
+    return path / "bin" / "python"
+
+
+def ensure_appworld(venv: Path | str | None = None) -> Path:
+    """Make AppWorld's environment, or check the one that is there; idempotent, safe to run twice at a time.
+
+    Raises:
+        SetupError: no fitting Python, no network, a folder that is something else, or a package that does not work.
+    """
+    path = _resolve(venv)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(path.with_name(path.name + ".lock")):
+        if not _problem(path):
+            return path
+        if path.exists() and any(path.iterdir()) and not (path / "pyvenv.cfg").is_file():
+            raise SetupError(f"{str(path)!r} is not empty and no virtual environment; name another folder")
+        python = _fitting_python()
+        environment = _clean_environment(path)
+        _call([python, "-m", "venv", "--clear", path], "cannot make the virtual environment", environment)
+        pip = [path / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        _call([*pip, f"appworld=={VERSION}"], f"cannot install appworld=={VERSION}", environment)
+        _call([path / "bin" / "appworld", "install"], "`appworld install` failed", environment)
+        check_appworld(path)
+    return path
+
+
+def check_appworld(venv: Path | str | None = None, root: Path | str | None = None) -> AppWorldFacts:
+    """Import AppWorld in its environment; with a data root also open a world, run code in it and evaluate it.
+
+    Raises:
+        SetupError: something is missing or does not work.
+    """
+    path = _resolve(venv)
+    python = appworld_python(path)
+    script = "import json, platform, appworld, appworld.apps.supervisor; "
+    script += "print(json.dumps([platform.python_version(), appworld.__version__]))"
+    environment = _clean_environment(path) | {"APPWORLD_ROOT": str(path)}
+    output = _call([python, "-I", "-c", script], "AppWorld cannot be imported", environment)
+    versions = json.loads(output.strip().splitlines()[-1])
+    facts = AppWorldFacts(venv=path, python=versions[0], appworld=versions[1])
+    return facts if root is None else _check_root(facts, root)
+
+
+def _check_root(facts: AppWorldFacts, root: Path | str) -> AppWorldFacts:
+    from gvpo_trl.environments.appworld.client import AppWorldEnvironments
+    from gvpo_trl.environments.errors import EnvironmentFault
+
+    try:
+        with AppWorldEnvironments(root, venv=facts.venv, max_episodes=1) as environments:
+            task = min(entry.name for entry in (environments.root / "data" / "tasks").iterdir())
+            with environments.open(task) as episode:
+                step = episode.step("print(len(apis.api_docs.show_app_descriptions()))")
+                if step.failure is not None:
+                    raise SetupError(f"{environments.root}: task {task} cannot call an app: {step.text}")
+                score = episode.score()
+    except EnvironmentFault as error:
+        raise SetupError(f"{root}: {error}") from error
+    return AppWorldFacts(
+        venv=facts.venv,
+        python=facts.python,
+        appworld=facts.appworld,
+        root=environments.root,
+        passed=len(score.passed),
+        failed=len(score.failed),
+    )
+
+
+def make_pocket(root: Path | str, seed: int = 0, venv: Path | str | None = None, extra: tuple[str, ...] = ()) -> Path:
+    """Write the pocket data root with AppWorld's own model classes, in its environment.
+
+    Args:
+        root: folder that will hold `data/`.
+        seed: the same seed gives the same data.
+        venv: AppWorld's environment; `default_venv()` by default.
+        extra: further arguments of `pocket.py`.
+
+    Raises:
+        SetupError: AppWorld's environment is missing, or the generator failed.
+    """
+    python = appworld_python(venv)
+    path = Path(root).expanduser().absolute()
+    script = Path(__file__).with_name("pocket.py")
+    command = [python, script, "--root", path, "--seed", str(seed), *extra]
+    _call(command, f"cannot write the pocket data to {str(path)!r}", _clean_environment(_resolve(venv)))
+    return path
+
+
+def _resolve(venv: Path | str | None) -> Path:
+    return Path(venv).expanduser().absolute() if venv else default_venv()
+
+
+def _problem(path: Path) -> str | None:
+    """What keeps an environment from being used, seen from its files; `None` when nothing does."""
+    python = path / "bin" / "python"
+    if not path.exists():
+        return "is missing"
+    if not os.access(python, os.X_OK):
+        return "is broken: bin/python cannot be run"
+    packages = next((path / "lib").glob("python3.*/site-packages"), None)
+    found = sorted(packages.glob("appworld-*.dist-info")) if packages else []
+    if not found:
+        return "is unfinished: the package appworld is not installed in it"
+    version = found[-1].name.removeprefix("appworld-").removesuffix(".dist-info")
+    if version != VERSION:
+        return f"holds appworld {version}, supported is {VERSION}"
+    if not (packages / "appworld" / "apps" / "supervisor").is_dir():
+        return "is unfinished: AppWorld's apps are not unpacked"
+    return None
+
+
+def _fitting_python() -> str:
+    oldest, newest = PYTHONS
+    if oldest <= sys.version_info[:2] <= newest:
+        return sys.executable
+    for minor in range(newest[1], oldest[1] - 1, -1):
+        if found := shutil.which(f"python3.{minor}"):
+            return found
+    raise SetupError(
+        f"Python {sys.version_info[0]}.{sys.version_info[1]} cannot hold AppWorld, which needs "
+        f"3.{oldest[1]} to 3.{newest[1]}; install one of these so that `python3.{oldest[1]}` is found"
+    )
+
+
+def _clean_environment(path: Path) -> dict[str, str]:
+    dropped = ("PYTHON", "APPWORLD", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    # `appworld install` unpacks its tests there; the user's home folder is not the place.
+    return kept | {"APPWORLD_CACHE": str(path / "cache")}
+
+
+def _call(command: list[Path | str], problem: str, environment: dict[str, str]) -> str:
+    try:
+        result = subprocess.run(
+            [str(part) for part in command], env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+    except OSError as error:
+        raise SetupError(f"{problem}: {command[0]} cannot be run ({error.strerror})") from error
+    if result.returncode == 0:
+        return result.stdout
+    output = f"{result.stdout}\n{result.stderr}".strip()
+    if _OFFLINE.search(output):
+        raise SetupError(f"{problem}: the package index cannot be reached; connect to the network and try again")
+    last = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "no output")
+    raise SetupError(f"{problem} (exit status {result.returncode}): {last}")
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,67 @@
+"""A private folder for one environment's outputs, gone with it, and the cleaning of those whose owner was killed."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from gvpo_trl.environments.errors import SetupError
+
+PREFIX = "gvpo-appworld-"
+
+
+class Workspace:
+    """`outputs/` (one folder per episode), `scratch/` (HOME and TMPDIR of hosts) and the hosts' logs.
+
+    Args:
+        parent: where to make it; the system's temporary folder by default.
+
+    Raises:
+        SetupError: when the folder cannot be made or AppWorld cannot work below it.
+    """
+
+    def __init__(self, parent: Path | str | None = None) -> None:
+        parent = Path(parent or tempfile.gettempdir()).resolve()
+        if "memory" in str(parent):
+            raise SetupError(
+                f"output_dir={str(parent)!r} contains 'memory', which AppWorld takes for a database in memory; "
+                "choose another folder"
+            )
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            clean_stale(parent)
+            while "memory" in (path := tempfile.mkdtemp(prefix=PREFIX, dir=parent)):
+                os.rmdir(path)
+        except OSError as error:
+            raise SetupError(f"output_dir={str(parent)!r} cannot be written: {error.strerror}") from error
+        self.path = Path(path)
+        # Held while the owner lives, whatever namespace a later cleaner sees process ids in.
+        self._lock = open(self.path / "owner", "w")  # noqa: SIM115
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.outputs = self._folder("outputs")
+        self.scratch = self._folder("scratch")
+        for name in ("home", "ipython", "tmp"):
+            self._folder(f"scratch/{name}")
+
+    def _folder(self, name: str) -> Path:
+        path = self.path / name
+        path.mkdir()
+        return path
+
+    def remove(self) -> None:
+        """Delete everything; idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def clean_stale(parent: Path) -> None:
+    """Delete the workspaces below `parent` whose owner is gone."""
+    for path in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid != os.getuid():
+                continue
+            with open(path / "owner") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
