@@ -78,8 +78,8 @@ class Step:
     """The assistant's message."""
     code: str | None
     """What was run; `None` when the turn held no code."""
-    code_span: tuple[int, int] | None = None
-    """Half-open range of `action_ids` that holds the code, for `failure_span="code"`; `None` without code."""
+    code_spans: tuple[tuple[int, int], ...] = ()
+    """Half-open ranges of `action_ids` that hold the code, for `failure_span="code"`."""
     observation: str
     """What the agent was shown, cut to its budget."""
     failure: FailureKind | None

@@ -1,0 +1,191 @@
+"""`GVPOConfig`: what differs from TRL's `GRPOConfig`, and nothing else."""
+
+import warnings
+from dataclasses import dataclass, field
+
+from trl import GRPOConfig
+
+from gvpo_trl.objective import AGGREGATIONS, SHAPING_MODES
+
+LOSS_TYPES_OF = {"smtm": ("grpo",), "smts": ("dr_grpo",), "token-mean": ("dapo", "bnpo")}
+"""The paper's names of the loss aggregations and TRL's `loss_type` for each, the default first."""
+
+FAILURE_SPANS = ("turn", "code")
+
+
+@dataclass
+class GVPOConfig(GRPOConfig):
+    r"""Configuration of [`GVPOTrainer`]: GRPO's, with the paper's defaults and what the shaping and the rollout need.
+
+    Only the parameters that are new or whose default differs are documented here; see [`~trl.GRPOConfig`] for the
+    others. Where the paper does not state a value, the default comes from the closest public work, named below.
+
+    Parameters:
+        > Parameters that control the objective
+
+        failure_penalty (`float`, *optional*, defaults to `0.2`):
+            The paper's b: how much worse a failed step is than its trajectory. Its ablation calls 0.1 too weak and 0.4
+            unstable.
+        shaping (`str`, *optional*, defaults to `"multiplicative"`):
+            `"multiplicative"` is the paper's, `"additive"` its ablation, `"none"` gives every token the outcome
+            advantage (GRPO without division by the standard deviation).
+        failure_span (`str`, *optional*, defaults to `"turn"`):
+            Which tokens of a failed step are shaped: the whole assistant `"turn"`, or only the `"code"` in it. A
+            failed turn without code has no code to shape.
+        loss_aggregation (`str`, *optional*):
+            The paper's name of the loss: `"smtm"`, `"smts"` or `"token-mean"`. Sets `loss_type` to `"grpo"`,
+            `"dr_grpo"` or `"dapo"`. An error if `loss_type` says otherwise.
+        loss_type (`str`, *optional*, defaults to `"grpo"`):
+            TRL's name of sequence-mean-token-mean, the paper's aggregation (TRL's default is `"dapo"`).
+        scale_rewards (`str`, *optional*, defaults to `"none"`):
+            The paper removes the standard deviation: dividing by it biases the optimization.
+        epsilon (`float`, *optional*, defaults to `0.2`) and epsilon_high (`float`, *optional*, defaults to `0.28`):
+            Clip-higher. The paper does not state its bounds; these are DAPO's.
+        beta (`float`, *optional*, defaults to `0.0`):
+            No KL term, as in LOOP and DAPO; the paper does not state one.
+        num_generations (`int`, *optional*, defaults to `8`):
+            The paper's group size.
+        vllm_importance_sampling_mode (`str`, *optional*, defaults to `"token_truncate"`):
+            TRL's `"sequence_mask"` multiplies a ratio over the thousands of tokens of a trajectory and masks whole
+            trajectories.
+        drop_small_advantages (`float`, *optional*, defaults to `0.0`):
+            Zeroes the rows whose |Â| is below this, as LOOP does with 0.01. A row with a failed step is never dropped.
+
+        > Parameters that control the rollout
+
+        max_turns (`int`, *optional*, defaults to `40`):
+            Turns of a trajectory (LOOP trains with 40 and evaluates with 50).
+        max_turn_length (`int`, *optional*, defaults to `1500`):
+            New tokens of one turn (LOOP's).
+        max_observation_length (`int`, *optional*, defaults to `3000`):
+            Tokens of one observation; a longer one loses its middle, and says so (LOOP's budget).
+        max_completion_length (`int`, *optional*, defaults to `32000`):
+            Tokens of a trajectory after its prompt: all turns and observations. Also the divisor of `"smts"`.
+        max_context_length (`int`, *optional*):
+            Tokens of prompt and trajectory together. Defaults to vLLM's `vllm_max_model_length` where that is set,
+            else to the model's `max_position_embeddings`.
+        no_code_is_failure (`bool`, *optional*, defaults to `True`):
+            Whether a turn without code to run counts as a failed step.
+        mask_truncated_completions (`bool`, *optional*, defaults to `False`):
+            As in TRL, which looks at the last token; a trajectory that a budget of turns or tokens ended counts as
+            truncated as well.
+        log_trajectories (`bool`, *optional*, defaults to `True`):
+            Write every trajectory to `output_dir/trajectories/`, one JSON line each (`gvpo-trl view`).
+    """
+
+    num_generations: int | None = field(default=8, metadata={"help": "Trajectories per task: the paper's G."})
+    max_completion_length: int | None = field(
+        default=32000, metadata={"help": "Tokens of a trajectory after its prompt, observations included."}
+    )
+    loss_type: str | None = field(
+        default=None,
+        metadata={"help": "'grpo' (the paper's smtm, the default), 'dr_grpo' (smts), 'dapo' or 'bnpo' (token-mean)."},
+    )
+    scale_rewards: str = field(
+        default="none", metadata={"help": "'none' as in the paper, 'group' or 'batch' divide by the std."}
+    )
+    epsilon: float = field(default=0.2, metadata={"help": "Lower clip bound."})
+    epsilon_high: float | None = field(default=0.28, metadata={"help": "Upper clip bound: clip-higher."})
+    beta: float = field(default=0.0, metadata={"help": "KL coefficient; 0 loads no reference model."})
+    vllm_importance_sampling_mode: str = field(
+        default="token_truncate", metadata={"help": "How vLLM's importance ratios are bounded; per token here."}
+    )
+
+    failure_penalty: float = field(default=0.2, metadata={"help": "The paper's b, >= 0."})
+    shaping: str = field(default="multiplicative", metadata={"help": "'multiplicative', 'additive' or 'none'."})
+    failure_span: str = field(
+        default="turn", metadata={"help": "Tokens of a failed step that are shaped: 'turn' or 'code'."}
+    )
+    loss_aggregation: str | None = field(
+        default=None, metadata={"help": "'smtm', 'smts' or 'token-mean': the paper's names, sets loss_type."}
+    )
+    drop_small_advantages: float = field(
+        default=0.0, metadata={"help": "Zero rows with |Â| below this, unless they hold a failed step (LOOP: 0.01)."}
+    )
+    max_turns: int = field(default=40, metadata={"help": "Turns of a trajectory."})
+    max_turn_length: int = field(default=1500, metadata={"help": "New tokens of one turn."})
+    max_observation_length: int = field(default=3000, metadata={"help": "Tokens of one observation."})
+    max_context_length: int | None = field(
+        default=None, metadata={"help": "Tokens of prompt and trajectory; the model's own limit when not set."}
+    )
+    no_code_is_failure: bool = field(
+        default=True, metadata={"help": "Whether a turn without code counts as a failed step."}
+    )
+    log_trajectories: bool = field(
+        default=True, metadata={"help": "Write every trajectory to output_dir/trajectories/."}
+    )
+
+    def __post_init__(self):
+        self._check_objective()
+        self._check_rollout()
+        super().__post_init__()
+
+    def _check_objective(self):
+        if self.loss_aggregation is not None:
+            _one_of("loss_aggregation", self.loss_aggregation, AGGREGATIONS)
+            wanted = LOSS_TYPES_OF[self.loss_aggregation]
+            if self.loss_type not in (None, *wanted):
+                raise ValueError(
+                    f"loss_aggregation={self.loss_aggregation!r} is loss_type={wanted[0]!r}, but loss_type is "
+                    f"{self.loss_type!r}; set one of the two."
+                )
+            self.loss_type = self.loss_type or wanted[0]
+        self.loss_type = self.loss_type or "grpo"
+        if self.loss_type in ("vespo", "sapo", "luspo"):
+            raise ValueError(
+                f"loss_type={self.loss_type!r} does not use the clipped ratio per token that GVPO's advantages are "
+                "made for; use 'grpo' (smtm), 'dr_grpo' (smts), 'dapo' or 'bnpo' (token-mean)."
+            )
+        if self.importance_sampling_level != "token":
+            raise ValueError(
+                f"importance_sampling_level={self.importance_sampling_level!r} has one ratio per trajectory, but the "
+                "advantages differ per token; use 'token'."
+            )
+        if self.off_policy_mask_threshold is not None:
+            raise ValueError(
+                f"off_policy_mask_threshold={self.off_policy_mask_threshold} masks trajectories by one advantage "
+                "each, but the advantages differ per token; leave it unset and use delta."
+            )
+        _one_of("shaping", self.shaping, SHAPING_MODES)
+        _one_of("failure_span", self.failure_span, FAILURE_SPANS)
+        if not 0 <= self.failure_penalty < float("inf"):
+            raise ValueError(
+                f"failure_penalty={self.failure_penalty} must be >= 0 and finite; shaping='none' turns shaping off."
+            )
+        if not 0 <= self.drop_small_advantages < float("inf"):
+            raise ValueError(f"drop_small_advantages={self.drop_small_advantages} must be >= 0; 0 drops nothing.")
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            narrowed = [
+                f"{name}={value}"
+                for name, value, neutral in (
+                    ("top_p", self.top_p, (1.0,)),
+                    ("top_k", self.top_k, (0, -1, None)),
+                    ("min_p", self.min_p, (0.0, None)),
+                )
+                if value not in neutral
+            ]
+            if narrowed:
+                warnings.warn(
+                    f"{', '.join(narrowed)} narrows the sampling distribution, but the trainer scores tokens under "
+                    "the full one: the importance ratio is biased. Use top_p=1, top_k=0 and no min_p, or set "
+                    "vllm_importance_sampling_correction=False.",
+                    stacklevel=4,
+                )
+
+    def _check_rollout(self):
+        for name in ("max_turns", "max_turn_length", "max_observation_length", "max_completion_length"):
+            value = getattr(self, name)
+            if value is None or value < 1:
+                raise ValueError(f"{name}={value} must be at least 1.")
+        if self.max_context_length is not None and self.max_context_length < 2:
+            raise ValueError(f"max_context_length={self.max_context_length} must be at least 2, or unset.")
+        if self.use_transformers_continuous_batching:
+            raise ValueError(
+                "use_transformers_continuous_batching=True is not supported for multi-turn rollouts: turns are "
+                "generated by gvpo_trl's own generator. Leave it unset, or set use_vllm=True."
+            )
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(allowed)}.")

@@ -1,0 +1,126 @@
+"""What a batch of trajectories tells, as sums that can be added over ranks and batches."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from gvpo_trl.failures import FailureKind
+from gvpo_trl.rollout.types import StopReason, Trajectory
+
+
+def rollout_sums(trajectories: Sequence[Trajectory]) -> dict[str, tuple[float, float]]:
+    """Metric name to (sum, count); the metric is their ratio.
+
+    The keys are the same for every batch, so ranks can add them up in one reduction.
+    """
+    steps = [step for trajectory in trajectories for step in trajectory.steps]
+    rows = len(trajectories)
+    sums: dict[str, tuple[float, float]] = {
+        "steps/failed": (sum(step.failure is not None for step in steps), len(steps)),
+        "steps/docs_lookup": (sum(step.looked_at_docs for step in steps), len(steps)),
+        "rollout/turns": (len(steps), rows),
+        "rollout/unscorable": (sum(trajectory.score is None for trajectory in trajectories), rows),
+        "rollout/retries": (sum(trajectory.retries for trajectory in trajectories), rows),
+        "rollout/task_goal_completion": (
+            sum(trajectory.score is not None and trajectory.score.success for trajectory in trajectories),
+            sum(trajectory.score is not None for trajectory in trajectories),
+        ),
+    }
+    for kind in FailureKind:
+        sums[f"steps/failed/{kind}"] = (sum(step.failure is kind for step in steps), len(steps))
+    for reason in StopReason:
+        sums[f"stop/{reason}"] = (sum(trajectory.stop is reason for trajectory in trajectories), rows)
+    return sums
+
+
+def scenario_of(task_id: str) -> str:
+    """AppWorld's scenario of a task: its id without the variant's `_1`, `_2`, `_3`."""
+    return task_id.rsplit("_", 1)[0]
+
+
+def goal_completion(outcomes: Iterable[tuple[str, bool | None]]) -> dict[str, float]:
+    """Task and scenario goal completion in per cent.
+
+    TGC is the share of attempts in which every test passes. SGC is the share of scenarios in which that holds for
+    every task; with several attempts a task, the first attempts of a scenario's tasks count as one attempt at the
+    scenario, the second ones as another, and so on.
+
+    Args:
+        outcomes: (task id, whether every test passed) for each attempt; `None` for one that could not be scored, which
+            is left out.
+
+    Returns:
+        `tgc` and `sgc`, NaN without a scored attempt.
+    """
+    by_task: dict[str, list[bool | None]] = defaultdict(list)
+    for task_id, success in outcomes:
+        by_task[task_id].append(success)
+    scored = [success for attempts in by_task.values() for success in attempts if success is not None]
+    by_scenario: dict[str, list[list[bool | None]]] = defaultdict(list)
+    for task_id, attempts in by_task.items():
+        by_scenario[scenario_of(task_id)].append(attempts)
+    scenarios = [
+        all(attempt) for tasks in by_scenario.values() for attempt in zip(*tasks, strict=False) if None not in attempt
+    ]
+    return {"tgc": _percent(scored), "sgc": _percent(scenarios)}
+
+
+def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """One line of a report: `tgc`, `sgc` (per cent), `reward`, `failed_step_share`, `docs_step_share`, …"""
+    sums = rollout_sums(trajectories)
+    rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
+    outcomes = [(t.task_id, t.score.success if t.score else None) for t in trajectories]
+    return {
+        **goal_completion(outcomes),
+        "reward": sum(rewards) / len(rewards) if rewards else float("nan"),
+        "failed_step_share": _ratio(sums["steps/failed"]),
+        "docs_step_share": _ratio(sums["steps/docs_lookup"]),
+        "turns_per_task": _ratio(sums["rollout/turns"]),
+        "tasks": len({trajectory.task_id for trajectory in trajectories}),
+        "attempts": len(trajectories),
+        "unscorable": len(trajectories) - len(rewards),
+    }
+
+
+def expected_attempts(
+    outcomes: Iterable[tuple[str, bool | None]], dataset: Iterable[dict[str, Any]], samples: int
+) -> list[tuple[str, bool | None]]:
+    """Leave out the attempts that only fill the last batch up for a number of processes that does not divide it."""
+    left: dict[str, int] = {}
+    for example in dataset:
+        left[example["task_id"]] = left.get(example["task_id"], 0) + samples
+    kept = []
+    for task_id, success in outcomes:
+        if left.get(task_id, 0) > 0:
+            left[task_id] -= 1
+            kept.append((task_id, success))
+    return kept
+
+
+def shaping_sums(
+    outcome: torch.Tensor, action_mask: torch.Tensor, failed_mask: torch.Tensor, shaped: torch.Tensor
+) -> dict[str, tuple[float, float]]:
+    """Which share of the action tokens each case of the shaping takes, and the mean of what came out.
+
+    Args:
+        outcome: (B,) outcome advantages, NaN where unscorable.
+        action_mask: (B, T).
+        failed_mask: (B, T) within the action mask.
+        shaped: (B, T).
+    """
+    tokens = action_mask.bool().sum().item()
+    anchor = outcome.unsqueeze(1)
+    cases = {"tie": anchor == 0, "negative": anchor < 0, "positive": anchor > 0}
+    sums = {f"tokens/failed_{case}": ((failed_mask & rows).sum().item(), tokens) for case, rows in cases.items()}
+    return sums | {"advantages/shaped_mean": (shaped.sum().item(), tokens)}
+
+
+def _ratio(pair: tuple[float, float]) -> float:
+    total, count = pair
+    return total / count if count else float("nan")
+
+
+def _percent(values: Sequence[bool]) -> float:
+    return round(100 * sum(values) / len(values), 1) if values else float("nan")

@@ -1,0 +1,135 @@
+"""`MultiTurnRollout`: what TRL calls as `rollout_func`."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gvpo_trl.environments.base import Environment
+from gvpo_trl.rollout.chat import Chat
+from gvpo_trl.rollout.loop import OBSERVATION_TEMPLATE, Budgets, RolloutLoop
+from gvpo_trl.rollout.packing import pack
+from gvpo_trl.rollout.types import Generate, Trajectory, Turn, TurnRequest
+
+_BUDGETS = ("max_turns", "max_turn_length", "max_observation_length")
+
+
+class MultiTurnRollout:
+    """Multi-turn rollouts in an environment that runs the agent's code and says which steps failed.
+
+    Pass it as `rollout_func` to [`GVPOTrainer`]. Every budget that is not given here comes from the trainer's
+    `GVPOConfig`; one that is given here goes before it.
+
+    Args:
+        environments: opens one episode per trajectory, for example `AppWorldEnvironments`.
+        max_turns: turns of a trajectory.
+        max_turn_length: sampled tokens of a turn.
+        max_observation_length: tokens of an observation.
+        observation_template: how an observation is written into the user message; holds `{observation}`.
+        straggler_s: how long a round waits for its slowest step before the others go on without it, in seconds.
+
+    Raises:
+        ValueError: for a budget below 1 or a template without `{observation}`.
+    """
+
+    def __init__(
+        self,
+        environments: Environment,
+        *,
+        max_turns: int | None = None,
+        max_turn_length: int | None = None,
+        max_observation_length: int | None = None,
+        observation_template: str = OBSERVATION_TEMPLATE,
+        straggler_s: float = 2.0,
+    ):
+        self.environments = environments
+        given = (max_turns, max_turn_length, max_observation_length)
+        self._given = {name: value for name, value in zip(_BUDGETS, given, strict=True) if value is not None}
+        for name, value in self._given.items():
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1.")
+        if "{observation}" not in observation_template:
+            raise ValueError(f"observation_template={observation_template!r} must hold {{observation}}.")
+        if straggler_s < 0:
+            raise ValueError(f"straggler_s={straggler_s} must be >= 0.")
+        self.observation_template = observation_template
+        self.straggler_s = straggler_s
+
+    def budgets(self, args: Any, context_length: int | None) -> Budgets:
+        """The limits of a trajectory under a trainer's arguments and its model's context length."""
+        values = {name: getattr(args, name) for name in _BUDGETS}
+        return Budgets(
+            **(values | self._given),
+            max_completion_length=args.max_completion_length,
+            max_context_length=args.max_context_length or context_length,
+            no_code_is_failure=args.no_code_is_failure,
+            observation_template=self.observation_template,
+            straggler_s=self.straggler_s,
+        )
+
+    def __call__(self, prompts: Sequence[list[dict[str, Any]]], trainer: Any) -> dict[str, Any]:
+        """Attempt each prompt's task once, in order, and return TRL's rows with one extra value per row.
+
+        Args:
+            prompts: conversational prompts, already repeated `num_generations` times.
+            trainer: the `GVPOTrainer`, which keeps the batch's rows (TRL passes the prompts alone).
+
+        Raises:
+            ValueError: when a row has no `task_id`.
+        """
+        task_ids = [row.get("task_id") for row in trainer.rollout_rows]
+        if None in task_ids:
+            raise ValueError("The dataset has no column 'task_id'; make it with load_tasks, or add the column.")
+        chat = Chat(
+            trainer.tokenizer,
+            trainer.eos_token_ids,
+            template=trainer.chat_template,
+            template_kwargs=trainer.chat_template_kwargs,
+        )
+        loop = RolloutLoop(self.environments, chat, self.budgets(trainer.args, trainer.context_length))
+        started = time.perf_counter()
+        with trainer.generation_session() as generate:
+            clock = _Clock(generate)
+            trajectories = loop.run(task_ids, prompts, clock)
+        trainer.record_rollout(trajectories, clock.seconds, time.perf_counter() - started)
+        return self._rows(trajectories, trainer)
+
+    def _rows(self, trajectories: list[Trajectory], trainer: Any) -> dict[str, Any]:
+        masked = trainer.args.mask_truncated_completions
+        rows = [
+            pack(
+                trajectory,
+                filler_id=trainer.eos_token_ids[0],
+                failure_span=trainer.args.failure_span,
+                masked=masked and trajectory.stop.is_truncated,
+            )
+            for trajectory in trajectories
+        ]
+        scores = [trajectory.score for trajectory in trajectories]
+        has_logprobs = all(row.logprobs is not None for row in rows)
+        return {
+            "prompt_ids": [row.prompt_ids for row in rows],
+            "completion_ids": [row.completion_ids for row in rows],
+            "logprobs": [row.logprobs for row in rows] if has_logprobs else None,
+            "env_mask": [row.env_mask for row in rows],
+            "failed_mask": [row.failed_mask for row in rows],
+            "trajectory": trajectories,
+            "passed_tests": [None if score is None else list(score.passed) for score in scores],
+            "failed_tests": [None if score is None else list(score.failed) for score in scores],
+            "failed_steps": [sum(step.failure is not None for step in t.steps) for t in trajectories],
+            "turns": [len(trajectory.steps) for trajectory in trajectories],
+        }
+
+
+class _Clock:
+    """A `Generate` that adds up the time spent in another one."""
+
+    def __init__(self, generate: Generate):
+        self._generate = generate
+        self.seconds = 0.0
+
+    def __call__(self, requests: Sequence[TurnRequest]) -> list[Turn]:
+        started = time.perf_counter()
+        try:
+            return self._generate(requests)
+        finally:
+            self.seconds += time.perf_counter() - started

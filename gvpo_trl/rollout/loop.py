@@ -1,0 +1,296 @@
+"""The rollout loop: reset -> generate -> extract code -> step -> … -> score. This is the main path; read it first.
+
+Every live trajectory is an `_Attempt`. A round samples one turn for each attempt that is ready, runs the turns' code
+at the same time (one thread an episode; the episodes are processes of their own), and ends the attempts that are done.
+A world opens while the first turn is sampled, a waiting task is admitted as soon as an attempt ends, and a step that
+takes longer than `straggler_s` is left behind: the others go on without it.
+
+Two kinds of failure never mix. A step's `failure` is the agent's: data, it shapes the advantage. An `EnvironmentFault`
+is ours: the attempt starts again once on a fresh episode, and else its trajectory is unscorable.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from dataclasses import replace as _replace
+from typing import Any
+
+from gvpo_trl.environments.base import Environment, Episode, Score, StepResult
+from gvpo_trl.environments.errors import EnvironmentFault, EnvironmentsExhausted
+from gvpo_trl.failures import classify_step
+from gvpo_trl.rollout.chat import Chat, extract_code
+from gvpo_trl.rollout.types import Generate, Step, StopReason, Trajectory, Turn, TurnRequest
+
+logger = logging.getLogger(__name__)
+
+OBSERVATION_TEMPLATE = "Output:\n```\n{observation}\n```"
+NO_CODE_OBSERVATION = "No code was found in your turn. Write one block that begins with ```python and ends with ```."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budgets:
+    """The limits of a trajectory. All lengths are in tokens."""
+
+    max_turns: int
+    max_turn_length: int
+    """Sampled tokens of one turn."""
+    max_observation_length: int
+    """Tokens of one observation's text; a longer one loses its middle."""
+    max_completion_length: int
+    """Everything after the prompt."""
+    max_context_length: int | None = None
+    """Prompt and completion together; `None` for no limit."""
+    no_code_is_failure: bool = True
+    observation_template: str = OBSERVATION_TEMPLATE
+    """How an observation is written into the user message."""
+    straggler_s: float = 2.0
+    """How long a round waits for its slowest step before it goes on without it."""
+    max_retries: int = 1
+    """Fresh starts of a trajectory whose environment was lost."""
+
+    def room(self, prompt_length: int) -> int:
+        """Tokens left for the completion after a prompt of that length."""
+        limit = self.max_completion_length
+        return limit if self.max_context_length is None else min(limit, self.max_context_length - prompt_length)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A trajectory in the making. `opening` and `stepping` are the work that its thread has in hand."""
+
+    row: int
+    task_id: str
+    messages: list[dict[str, Any]]
+    prompt_ids: list[int]
+    retries: int = 0
+    fault: str | None = None
+    steps: list[Step] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    opening: Future[Episode] | None = None
+    stepping: Future[StepResult] | None = None
+    step_deadline: float = 0.0
+    """`perf_counter` at which a round stops waiting for the step."""
+    scoring: Future[Score] | None = None
+    score: Score | None = None
+    pending: Step | None = None
+    stop: StopReason | None = None
+
+    def restart(self, fault: EnvironmentFault) -> None:
+        self.retries += 1
+        self.fault = _describe(fault)
+        self.steps, self.ids = [], list(self.prompt_ids)
+        self.opening = self.stepping = self.scoring = self.pending = self.stop = None
+
+
+class RolloutLoop:
+    """Runs attempts at tasks to their end.
+
+    Args:
+        environment: opens episodes; at most `max_episodes` attempts are live at once.
+        chat: the tokenizer's chat template.
+        budgets: the limits of a trajectory.
+    """
+
+    def __init__(self, environment: Environment, chat: Chat, budgets: Budgets):
+        self.environment = environment
+        self.chat = chat
+        self.budgets = budgets
+        self._pool: ThreadPoolExecutor
+
+    def run(
+        self, task_ids: Sequence[str], prompts: Sequence[list[dict[str, Any]]], generate: Generate
+    ) -> list[Trajectory]:
+        """Attempt every row once and return its trajectory, in the order of the rows.
+
+        Raises:
+            ValueError: when a prompt leaves no room for a turn.
+            EnvironmentsExhausted: when the environment gave up for good. Every open episode is closed first.
+        """
+        attempts = [self._attempt(row, *task) for row, task in enumerate(zip(task_ids, prompts, strict=True))]
+        waiting, live = deque(attempts), []
+        with ThreadPoolExecutor(2 * self.environment.max_episodes, thread_name_prefix="episode") as self._pool:
+            try:
+                while waiting or live:
+                    while waiting and len(live) < self.environment.max_episodes:
+                        live.append(waiting.popleft())
+                    ready = [attempt for attempt in live if attempt.stop is None and attempt.stepping is None]
+                    if ready:
+                        self._sample(ready, generate)
+                    self._collect(live)
+                    live = [attempt for attempt in live if attempt.stop is None or attempt.scoring is not None]
+                return [self._finish(attempt) for attempt in attempts]
+            finally:
+                for attempt in attempts:
+                    _close(attempt)
+
+    def _attempt(self, row: int, task_id: str, messages: list[dict[str, Any]]) -> _Attempt:
+        prompt_ids = self.chat.prompt_ids(messages)
+        if self.budgets.room(len(prompt_ids)) < 1:
+            raise ValueError(
+                f"The prompt of task {task_id} has {len(prompt_ids)} tokens, which leaves no room in "
+                f"max_context_length={self.budgets.max_context_length}; raise it or use a shorter prompt."
+            )
+        return _Attempt(row, task_id, messages, prompt_ids, ids=list(prompt_ids))
+
+    def _sample(self, ready: list[_Attempt], generate: Generate) -> None:
+        """Sample the next turn of each attempt and hand its code to the attempt's thread."""
+        for attempt in ready:
+            if attempt.opening is None:  # the world opens while the first turn is sampled
+                attempt.opening = self._pool.submit(self.environment.open, attempt.task_id)
+        requests = [
+            TurnRequest(trajectory=a.row, ids=a.ids, max_new_tokens=min(self.budgets.max_turn_length, self._room(a)))
+            for a in ready
+        ]
+        started = time.perf_counter()
+        turns = generate(requests)
+        seconds = time.perf_counter() - started
+        for attempt, request, turn in zip(ready, requests, turns, strict=True):
+            assert 0 < len(turn.ids) <= request.max_new_tokens, "a turn is never empty and never over its budget"
+            self._begin_step(attempt, turn, seconds)
+
+    def _begin_step(self, attempt: _Attempt, turn: Turn, seconds: float) -> None:
+        text = turn.text if turn.text is not None else self.chat.text(turn.ids)
+        code = extract_code(text)
+        attempt.pending = Step(
+            action_ids=turn.ids,
+            action_logprobs=turn.logprobs,
+            bridge_ids=[],
+            text=text,
+            code=code.source if code else None,
+            code_spans=self.chat.token_spans(turn.ids, code) if code else (),
+            observation="",
+            failure=None,
+            generate_s=seconds,
+        )
+        attempt.ids = attempt.ids + turn.ids
+        attempt.stepping = self._pool.submit(_step, attempt.opening, attempt.pending.code)
+        attempt.step_deadline = time.perf_counter() + self.budgets.straggler_s
+
+    def _collect(self, live: list[_Attempt]) -> None:
+        """Take in what is done: steps, waiting for every one that is not yet late, and scores."""
+        stepping = {attempt.stepping: attempt for attempt in live if attempt.stepping is not None}
+        scoring = {attempt.scoring: attempt for attempt in live if attempt.scoring is not None}
+        wait(stepping or scoring, return_when=FIRST_COMPLETED)
+        now = time.perf_counter()
+        in_time = [future for future, attempt in stepping.items() if attempt.step_deadline > now]
+        if in_time:
+            wait(in_time, timeout=max(stepping[future].step_deadline for future in in_time) - now)
+        for future, attempt in stepping.items():
+            if future.done():
+                self._end_step(attempt, future)
+        for future, attempt in scoring.items():
+            if future.done():
+                self._end_attempt(attempt, future)
+
+    def _end_step(self, attempt: _Attempt, future: Future[StepResult]) -> None:
+        attempt.stepping = None
+        try:
+            result = future.result()
+        except EnvironmentFault as fault:
+            self._lose(attempt, fault)
+            return
+        failure = classify_step(
+            code=attempt.pending.code, verdict=result.failure, no_code_is_failure=self.budgets.no_code_is_failure
+        )
+        observation = self.chat.cut(result.text, self.budgets.max_observation_length)
+        message = self.budgets.observation_template.format(observation=observation)
+        bridge_ids = self.chat.bridge(attempt.pending.action_ids, message)
+        attempt.stop = self._stop_reason(attempt, result, len(bridge_ids))
+        last = attempt.stop is not None
+        attempt.steps.append(
+            _replace(
+                attempt.pending,
+                bridge_ids=[] if last else bridge_ids,
+                observation=message,
+                failure=failure,
+                api_calls=result.api_calls,
+                execute_s=result.seconds,
+            )
+        )
+        attempt.pending = None
+        if last:
+            attempt.scoring = self._pool.submit(_score, attempt.opening.result())
+        else:
+            attempt.ids = attempt.ids + bridge_ids
+
+    def _end_attempt(self, attempt: _Attempt, future: Future[Score]) -> None:
+        attempt.scoring = None
+        try:
+            attempt.score = future.result()
+        except EnvironmentFault as fault:
+            self._lose(attempt, fault)
+
+    def _stop_reason(self, attempt: _Attempt, result: StepResult, bridge_length: int) -> StopReason | None:
+        if result.completed:
+            return StopReason.COMPLETED
+        if result.ended:
+            return StopReason.AGENT_EXITED
+        if len(attempt.steps) + 1 >= self.budgets.max_turns:
+            return StopReason.MAX_TURNS
+        if self._room(attempt) - bridge_length < 1:
+            return StopReason.MAX_TOKENS
+        return None
+
+    def _room(self, attempt: _Attempt) -> int:
+        """Tokens that the trajectory may still grow by."""
+        return self.budgets.room(len(attempt.prompt_ids)) - (len(attempt.ids) - len(attempt.prompt_ids))
+
+    def _lose(self, attempt: _Attempt, fault: EnvironmentFault) -> None:
+        """Start the attempt again on a fresh episode, or give its trajectory up as unscorable."""
+        if isinstance(fault, EnvironmentsExhausted):
+            raise fault
+        logger.warning("Task %s, attempt %d: %s", attempt.task_id, attempt.retries + 1, _describe(fault))
+        _close(attempt)
+        attempt.score = None
+        if attempt.retries < self.budgets.max_retries:
+            attempt.restart(fault)
+        else:
+            attempt.fault = _describe(fault)
+            attempt.stop = StopReason.ENVIRONMENT_LOST
+
+    def _finish(self, attempt: _Attempt) -> Trajectory:
+        opened = attempt.opening is not None and attempt.opening.exception() is None
+        return Trajectory(
+            task_id=attempt.task_id,
+            messages=attempt.messages,
+            prompt_ids=attempt.prompt_ids,
+            steps=attempt.steps,
+            stop=attempt.stop,
+            score=attempt.score,
+            reset_s=attempt.opening.result().reset.seconds if opened else 0.0,
+            score_s=attempt.score.seconds if attempt.score else 0.0,
+            retries=attempt.retries,
+            fault=attempt.fault,
+        )
+
+
+def _step(opening: Future[Episode], code: str | None) -> StepResult:
+    episode = opening.result()
+    if code is None:
+        return StepResult(text=NO_CODE_OBSERVATION, failure=None)
+    started = time.perf_counter()
+    result = episode.step(code)
+    return _replace(result, seconds=time.perf_counter() - started)
+
+
+def _score(episode: Episode) -> Score:
+    started = time.perf_counter()
+    try:
+        score = episode.score()
+    finally:
+        episode.close()
+    return _replace(score, seconds=time.perf_counter() - started)
+
+
+def _close(attempt: _Attempt) -> None:
+    if attempt.opening is not None and (attempt.opening.cancel() or attempt.opening.exception() is not None):
+        return
+    if attempt.opening is not None:
+        attempt.opening.result().close()
+
+
+def _describe(fault: EnvironmentFault) -> str:
+    return f"{fault.boundary}: {fault}"

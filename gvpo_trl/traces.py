@@ -1,0 +1,98 @@
+"""Trajectories on disk: one JSON line each, readable while the run goes on and after it was killed.
+
+`output_dir/trajectories/rank0.jsonl` holds lines like `{"schema": 1, "mode": "train", "step": 3, "task_id": …, …}`.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gvpo_trl.rollout.types import Trajectory
+
+SCHEMA = 1
+
+
+class TraceWriter:
+    """Appends trajectories to one file a rank; every line is written and flushed whole.
+
+    Args:
+        folder: made at the first write.
+        rank: process index, part of the file's name.
+    """
+
+    def __init__(self, folder: Path, rank: int = 0):
+        self.path = folder / f"rank{rank}.jsonl"
+
+    def write(self, trajectories: Sequence[Trajectory], *, step: int, mode: str) -> None:
+        """Append the trajectories of one rollout.
+
+        Raises:
+            OSError: when the disk is full; what was written before stays readable.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"schema": SCHEMA, "mode": mode, "step": step, **to_json(t)}) for t in trajectories]
+        with self.path.open("a+b") as file:
+            if file.tell() and not _ends_with_newline(file):
+                file.write(b"\n")  # a run that was killed while it wrote left half a line
+            file.write("".join(line + "\n" for line in lines).encode())
+
+
+def _ends_with_newline(file: Any) -> bool:
+    file.seek(-1, 2)
+    return file.read(1) == b"\n"
+
+
+def to_json(trajectory: Trajectory) -> dict[str, Any]:
+    """What a reader wants of a trajectory: texts, verdicts, scores and times; no token ids."""
+    score = trajectory.score
+    return {
+        "task_id": trajectory.task_id,
+        "messages": trajectory.messages,
+        "steps": [
+            {
+                "text": step.text,
+                "code": step.code,
+                "observation": step.observation,
+                "failure": step.failure,
+                "api_calls": list(step.api_calls),
+                "tokens": len(step.action_ids),
+                "generate_s": round(step.generate_s, 4),
+                "execute_s": round(step.execute_s, 4),
+            }
+            for step in trajectory.steps
+        ],
+        "stop": trajectory.stop,
+        "reward": trajectory.reward,
+        "passed": None if score is None else list(score.passed),
+        "failed": None if score is None else list(score.failed),
+        "prompt_tokens": len(trajectory.prompt_ids),
+        "reset_s": round(trajectory.reset_s, 4),
+        "score_s": round(trajectory.score_s, 4),
+        "retries": trajectory.retries,
+        "fault": trajectory.fault,
+    }
+
+
+def read_traces(run: Path) -> Iterator[dict[str, Any]]:
+    """Yield the trajectories of a run, those of rank 0 first; half a line left by a kill is skipped.
+
+    Args:
+        run: the `output_dir` of a training run, its `trajectories` folder, or one of the files.
+
+    Raises:
+        FileNotFoundError: when there are none.
+    """
+    run = Path(run)
+    files = [run] if run.is_file() else sorted((*run.glob("*.jsonl"), *(run / "trajectories").glob("*.jsonl")))
+    if not files:
+        raise FileNotFoundError(
+            f"{run} holds no trajectories; give the output_dir of a run with log_trajectories on (the default)."
+        )
+    for file in files:
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError:
+                    continue
