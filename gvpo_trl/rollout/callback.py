@@ -79,6 +79,12 @@ class MultiTurnRollout:
         task_ids = [row.get("task_id") for row in trainer.rollout_rows]
         if None in task_ids:
             raise ValueError("The dataset has no column 'task_id'; make it with load_tasks, or add the column.")
+        return self._rows(self.attempt(task_ids, prompts, trainer), trainer)
+
+    def attempt(
+        self, task_ids: Sequence[str], prompts: Sequence[list[dict[str, Any]]], trainer: Any
+    ) -> list[Trajectory]:
+        """Attempt each task once with the trainer's model as it is, log what happened, and return the trajectories."""
         chat = Chat(
             trainer.tokenizer,
             trainer.eos_token_ids,
@@ -91,7 +97,7 @@ class MultiTurnRollout:
             clock = _Clock(generate)
             trajectories = loop.run(task_ids, prompts, clock)
         trainer.record_rollout(trajectories, clock.seconds, time.perf_counter() - started)
-        return self._rows(trajectories, trainer)
+        return trajectories
 
     def _rows(self, trajectories: list[Trajectory], trainer: Any) -> dict[str, Any]:
         masked = trainer.args.mask_truncated_completions
