@@ -13,7 +13,8 @@ PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-POCKET_SOURCES := $(wildcard gvpo_trl/environments/appworld/pocket*.py gvpo_trl/environments/appworld/pocket/*.py)
+APPWORLD := gvpo_trl/environments/appworld
+POCKET_SOURCES := $(wildcard $(APPWORLD)/pocket*.py $(APPWORLD)/families/*)
 SAY := @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
@@ -69,5 +70,6 @@ $(VENV)/.stamp-package: $(VENV)/.stamp-torch setup.cfg pyproject.toml
 
 $(POCKET)/.stamp: $(POCKET_SOURCES) | appworld
 	$(SAY) "pocket data in $(POCKET)"
+	@if [ -f $(POCKET)/pocket.json ]; then rm -rf $(POCKET); fi
 	@$(BIN)/gvpo-trl appworld pocket --root $(POCKET)
 	@touch $@

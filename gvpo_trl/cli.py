@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CommandError, SetupError) as error:
         if debug:
             traceback.print_exc()
-        print(f"gvpo-trl: error: {error}", file=sys.stderr)
+        print(f"gvpo-trl: error: {_brief(error)}", file=sys.stderr)
         return 2
     except EnvironmentFault as error:
         # Not the user's doing, but no traceback of ours explains it better than the boundary and its message.
@@ -48,6 +48,12 @@ def _dispatch(argv: list[str]) -> int:
         return _run_configured(argv[0], argv[1:])
     arguments = _build_parser().parse_args(argv)
     return arguments.run(arguments)
+
+
+def _brief(error: Exception) -> str:
+    """At most two lines of an error: where it names its cause at the end, as quoted output does, that line stays."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "\n".join(lines if len(lines) <= 2 else [lines[0], lines[-1]])
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -85,8 +91,8 @@ def _add_appworld(commands: argparse._SubParsersAction) -> None:
     pocket.add_argument("--seed", type=int, default=0, help="the same seed gives the same data (default: %(default)s)")
     pocket.add_argument("--venv", metavar="DIR", help=venv_help)
     pocket.set_defaults(run=_appworld_pocket)
-    check = actions.add_parser("check", help="open a world, run code in it, and evaluate it")
-    check.add_argument("--root", metavar="DIR", help="data root to check too")
+    check = actions.add_parser("check", help="import AppWorld in its environment, and try a data root")
+    check.add_argument("--root", metavar="DIR", help="data root to try: a world is opened, runs code and is evaluated")
     check.add_argument("--venv", metavar="DIR", help=venv_help)
     check.set_defaults(run=_appworld_check)
 
@@ -138,13 +144,12 @@ def _appworld_setup(arguments: argparse.Namespace) -> int:
 def _appworld_pocket(arguments: argparse.Namespace) -> int:
     from gvpo_trl.environments.appworld.setup import make_pocket
 
-    make_pocket(arguments.root, seed=arguments.seed, venv=arguments.venv)
-    print(f"pocket data is in {arguments.root}")
+    print(f"pocket data is in {make_pocket(arguments.root, seed=arguments.seed, venv=arguments.venv)}")
     return 0
 
 
 def _appworld_check(arguments: argparse.Namespace) -> int:
     from gvpo_trl.environments.appworld.setup import check_appworld
 
-    print(check_appworld(arguments.venv))
+    print(check_appworld(arguments.venv, arguments.root))
     return 0

@@ -11,6 +11,7 @@ from gvpo_trl.cli import CommandError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from peft import PeftModel
     from transformers import PreTrainedTokenizerBase
     from trl import ModelConfig
 
@@ -64,9 +65,6 @@ def evaluate(script_args: "ScriptArguments", training_args: "GVPOConfig", model_
         if script_args.eval_split is None:
             raise ValueError("eval_split is missing; name a split: train, dev, test_normal or test_challenge")
         dataset = _eval_tasks(script_args)
-    if script_args.eval_temperature is not None:
-        training_args.temperature = script_args.eval_temperature
-    training_args.eval_strategy, training_args.report_to = "no", []
     with _environments(script_args) as environments:
         with _user_errors():
             trainer = build_trainer(script_args, training_args, model_args, environments, eval_dataset=dataset)
@@ -91,6 +89,10 @@ def build_trainer(
 
     from gvpo_trl import GVPOTrainer, MultiTurnRollout
 
+    rollout_options = {"observation_template": script_args.observation_template}
+    rollout = MultiTurnRollout(environments, **{k: v for k, v in rollout_options.items() if v is not None})
+    adapter = script_args.adapter_name_or_path
+
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "trust_remote_code": training_args.trust_remote_code,
@@ -99,15 +101,31 @@ def build_trainer(
         **(training_args.model_init_kwargs or {}),
     }
     return GVPOTrainer(
-        model=model_args.model_name_or_path,
+        model=load_adapter(adapter, training_args, model_args) if adapter else model_args.model_name_or_path,
         args=training_args,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         processing_class=load_tokenizer(script_args, training_args, model_args),
-        rollout_func=MultiTurnRollout(environments),
-        quantization_config=get_quantization_config(model_args),
-        peft_config=get_peft_config(model_args),
+        rollout_func=rollout,
+        quantization_config=None if adapter else get_quantization_config(model_args),
+        peft_config=None if adapter else get_peft_config(model_args),
     )
+
+
+def load_adapter(adapter: str, training_args: "GVPOConfig", model_args: "ModelConfig") -> "PeftModel":
+    """The model with a trained adapter on it, which can be trained further."""
+    from peft import PeftModel
+    from trl import get_quantization_config
+    from trl.trainer.utils import create_model_from_path
+
+    options = dict(training_args.model_init_kwargs or {})
+    if (quantization_config := get_quantization_config(model_args)) is not None:
+        options["quantization_config"] = quantization_config
+    if training_args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+        options["device_map"] = None  # as TRL does
+    model = create_model_from_path(model_args.model_name_or_path, **options)
+    training_args.model_init_kwargs = None  # used up; the trainer warns about them when it gets a model
+    return PeftModel.from_pretrained(model, adapter, is_trainable=True)
 
 
 def load_tokenizer(
@@ -186,6 +204,7 @@ def _environments(script_args: "ScriptArguments") -> "Iterator[AppWorldEnvironme
                 max_episodes=script_args.max_episodes,
                 step_timeout_s=script_args.step_timeout_s,
             )
+            environments.start()
         yield environments
     finally:
         if environments is not None:

@@ -31,18 +31,18 @@ class ScriptArguments:
             Name of a prompt that ships with the package, or the path of a text file.
         max_episodes (`int`, defaults to `16`):
             Worlds open at once.
-        step_timeout_s (`float`, defaults to `60.0`):
+        step_timeout_s (`float`, defaults to `30.0`):
             Seconds that one execution of the agent's code may take.
+        observation_template (`str`, *optional*):
+            How an observation is written into the user's message; holds `{observation}`.
         tokenizer_name_or_path (`str`, *optional*):
             Tokenizer, where it is not the model's own.
         chat_template_path (`str`, *optional*):
             A Jinja file to use as the chat template.
         adapter_name_or_path (`str`, *optional*):
-            Adapter to put on the model for `gvpo-trl evaluate`.
+            A trained adapter to evaluate, or to train further in the place of a new one.
         eval_samples (`int`, defaults to `1`):
-            Attempts at each task in `gvpo-trl evaluate`.
-        eval_temperature (`float`, *optional*):
-            Temperature in `gvpo-trl evaluate`; `0` decodes greedily. Without it, the training temperature.
+            Attempts at each task in `gvpo-trl evaluate` (evaluation while training: `num_generations_eval`).
         report_path (`str`, *optional*):
             Where `gvpo-trl evaluate` writes its report; without it, `evaluation-<split>.json` in `output_dir`.
     """
@@ -73,7 +73,11 @@ class ScriptArguments:
     )
     max_episodes: int = field(default=16, metadata={"help": "Worlds open at once."})
     step_timeout_s: float = field(
-        default=60.0, metadata={"help": "Seconds that one execution of the agent's code may take."}
+        default=30.0, metadata={"help": "Seconds that one execution of the agent's code may take."}
+    )
+    observation_template: str | None = field(
+        default=None,
+        metadata={"help": "How an observation is written into the user's message; holds {observation}."},
     )
     tokenizer_name_or_path: str | None = field(
         default=None, metadata={"help": "Tokenizer, where it is not the model's own."}
@@ -82,13 +86,9 @@ class ScriptArguments:
         default=None, metadata={"help": "A Jinja file to use as the chat template."}
     )
     adapter_name_or_path: str | None = field(
-        default=None, metadata={"help": "Adapter to put on the model for `evaluate`."}
+        default=None, metadata={"help": "A trained adapter to evaluate, or to train on in the place of a new one."}
     )
     eval_samples: int = field(default=1, metadata={"help": "Attempts at each task in `evaluate`."})
-    eval_temperature: float | None = field(
-        default=None,
-        metadata={"help": "Temperature in `evaluate`; 0 decodes greedily. Without it, the training temperature."},
-    )
     report_path: str | None = field(
         default=None,
         metadata={"help": "Where `evaluate` writes its report. Without it: evaluation-<split>.json in output_dir."},
@@ -105,5 +105,3 @@ class ScriptArguments:
                 raise ValueError(f"{name}={getattr(self, name)}: AppWorld's difficulties are 1, 2 and 3")
         if self.step_timeout_s <= 0:
             raise ValueError(f"step_timeout_s={self.step_timeout_s} must be above 0")
-        if self.eval_temperature is not None and self.eval_temperature < 0:
-            raise ValueError(f"eval_temperature={self.eval_temperature} must be >= 0; 0 decodes greedily")

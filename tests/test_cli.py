@@ -114,7 +114,6 @@ def test_a_name_near_to_none_gets_no_suggestion():
         ({"max_train_tasks": 0}, "max_train_tasks=0 must be at least 1"),
         ({"max_episodes": 0}, "max_episodes=0 must be at least 1"),
         ({"step_timeout_s": 0}, "step_timeout_s=0"),
-        ({"eval_temperature": -1}, "eval_temperature=-1 must be >= 0"),
         ({"failure_penalty": -0.2}, "failure_penalty=-0.2 must be >= 0"),
         ({"max_turns": 0}, "max_turns=0 must be at least 1"),
         ({"shaping": "multiplicatve"}, "shaping='multiplicatve'"),
