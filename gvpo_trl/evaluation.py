@@ -4,7 +4,12 @@
 and the one that keeps the trajectories.
 """
 
-from typing import TYPE_CHECKING
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelerate.utils import gather_object
 
 from gvpo_trl.metrics import summarize
 from gvpo_trl.rollout.types import Trajectory
@@ -34,7 +39,7 @@ def evaluate(trainer: "GVPOTrainer", dataset: "Dataset", samples: int = 1) -> di
 
 
 def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset", samples: int = 1) -> list[Trajectory]:
-    """Attempt every task `samples` times; the attempts at one task stand together.
+    """Attempt every task `samples` times, shared out over the processes; each returns all trajectories.
 
     Raises:
         ValueError: as `evaluate`.
@@ -47,7 +52,22 @@ def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset", samples: int = 1) 
     was_training = trainer.model.training
     trainer.model.eval()
     try:
-        task_ids, prompts = [row["task_id"] for row in rows], [row["prompt"] for row in rows]
-        return trainer.rollout_func.attempt(task_ids, prompts, trainer)
+        with trainer.accelerator.split_between_processes(rows) as mine:
+            trajectories = trainer.rollout_func.attempt(
+                [row["task_id"] for row in mine], [row["prompt"] for row in mine], trainer
+            )
     finally:
         trainer.model.train(was_training)
+    return gather_object(trajectories)
+
+
+def write_report(report: dict[str, Any], path: Path) -> None:
+    """Write a report as JSON; a reader never finds half of one.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    draft.replace(path)

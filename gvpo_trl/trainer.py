@@ -154,6 +154,7 @@ class GVPOTrainer(GRPOTrainer):
         """TRL's evaluation, with `{prefix}_tgc` and `{prefix}_sgc` over the whole data set, each task counted once."""
         self._check_eval_groups()
         self._outcomes.clear()
+        self._metrics["eval"].clear()
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         goals = goal_completion(expected_attempts(self._outcomes, dataloader.dataset, self.num_generations_eval))
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in goals.items()})
