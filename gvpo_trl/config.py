@@ -10,6 +10,9 @@ from gvpo_trl.objective import AGGREGATIONS, SHAPING_MODES
 LOSS_TYPES_OF = {"smtm": ("grpo",), "smts": ("dr_grpo",), "token-mean": ("dapo", "bnpo")}
 """The paper's names of the loss aggregations and TRL's `loss_type` for each, the default first."""
 
+LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo")
+"""TRL's losses that take one advantage per token."""
+
 FAILURE_SPANS = ("turn", "code")
 
 
@@ -136,6 +139,7 @@ class GVPOConfig(GRPOConfig):
                 f"loss_type={self.loss_type!r} does not use the clipped ratio per token that GVPO's advantages are "
                 "made for; use 'grpo' (smtm), 'dr_grpo' (smts), 'dapo' or 'bnpo' (token-mean)."
             )
+        _one_of("loss_type", self.loss_type, LOSS_TYPES)
         if self.importance_sampling_level != "token":
             raise ValueError(
                 f"importance_sampling_level={self.importance_sampling_level!r} has one ratio per trajectory, but the "
@@ -146,6 +150,8 @@ class GVPOConfig(GRPOConfig):
                 f"off_policy_mask_threshold={self.off_policy_mask_threshold} masks trajectories by one advantage "
                 "each, but the advantages differ per token; leave it unset and use delta."
             )
+        if not isinstance(self.scale_rewards, bool):  # TRL takes True for "group" and False for "none"
+            _one_of("scale_rewards", self.scale_rewards, ("none", "group", "batch"))
         _one_of("shaping", self.shaping, SHAPING_MODES)
         _one_of("failure_span", self.failure_span, FAILURE_SPANS)
         if not 0 <= self.failure_penalty < float("inf"):
@@ -179,6 +185,10 @@ class GVPOConfig(GRPOConfig):
                 raise ValueError(f"{name}={value} must be at least 1.")
         if self.max_context_length is not None and self.max_context_length < 2:
             raise ValueError(f"max_context_length={self.max_context_length} must be at least 2, or unset.")
+        if self.remove_unused_columns:
+            raise ValueError(
+                "remove_unused_columns=True would drop the column 'task_id', which the rollout needs; leave it False."
+            )
         if self.use_transformers_continuous_batching:
             raise ValueError(
                 "use_transformers_continuous_batching=True is not supported for multi-turn rollouts: turns are "
