@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import resource
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -47,6 +48,7 @@ def warm_up() -> dict:
     world.execute("print(apis.api_docs.show_app_descriptions())")
     world.task_completed()
     world.close()
+    shutil.rmtree(os.path.join(outputs, "warm-up"), ignore_errors=True)
     # SQLite forbids carrying an open file over a fork.
     get_direct_cached_sqlite3_connection.cache_clear()
     return {"appworld": appworld.__version__}
@@ -97,6 +99,14 @@ class Episode:
     def __init__(self, task_id: str, experiment: str) -> None:
         self.world = open_world(task_id, experiment)
         self.recorder = verdicts.Recorder(self.world)
+        save_log = self.world._save_environment_io_log
+
+        def save_any_log() -> None:
+            for entry in self.world.environment_io[-1:]:
+                entry.update({name: verdicts.printable(text) for name, text in entry.items()})
+            save_log()
+
+        self.world._save_environment_io_log = save_any_log
 
     def step(self, code: str) -> dict:
         """Run agent code; what the trainer's side makes a `StepResult` of."""
@@ -113,7 +123,7 @@ class Episode:
             text, verdict = verdicts.text_of(error), self.recorder.verdict(error)
             ended = verdict == "exited"
             self.recover()
-        limit = CONFIG["max_output_chars"]
+        text, limit = verdicts.printable(text), CONFIG["max_output_chars"]
         if len(text) > limit:
             text, verdict = text[:limit] + f"\n[{len(text) - limit} characters more were cut]", verdict or "output"
         return {

@@ -89,7 +89,7 @@ class HostProcess:
                 except channel.ChannelError as error:
                     raise self._lost("died while it warmed up") from error
                 if not message["ready"]:
-                    raise self._lost("could not warm up")
+                    raise self._lost(f"could not warm up: {message['error'].strip()}")
                 self._ready = message
             return self._ready
 

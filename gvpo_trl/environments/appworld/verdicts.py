@@ -97,6 +97,11 @@ def text_of(error: BaseException) -> str:
     return "Execution failed. Traceback:\n" + "".join(traceback.format_exception_only(error)).rstrip()
 
 
+def printable(text: str) -> str:
+    """The text with lone surrogates spelled out, which neither a log nor a tokenizer takes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 @contextlib.contextmanager
 def called_from_the_top():
     """Give agent code the recursion depth that it has when `execute` is called from the top of a script.

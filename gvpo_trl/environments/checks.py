@@ -1,0 +1,230 @@
+"""`check_environment`: a conformance test for anyone's environment, in the spirit of Gymnasium's `check_env`.
+
+It opens episodes, runs small Python snippets in them and looks at what comes back: verdicts, isolation, deadlines,
+what happens after the end. It needs nothing from a world but that it runs Python.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from gvpo_trl.environments.base import Environment, Episode, Score
+from gvpo_trl.environments.errors import EnvironmentFault, SetupError
+from gvpo_trl.failures import FailureKind
+
+BUSY = "import time\nstart = time.clock_gettime(time.CLOCK_MONOTONIC)\n"
+BUSY += "while time.clock_gettime(time.CLOCK_MONOTONIC) - start < {seconds}:\n    pass"
+"""Keeps an interpreter busy by a clock that AppWorld does not freeze."""
+
+ENDLESS = "while True:\n    try:\n        while True:\n            sum(range(9))\n    except Exception:\n        pass"
+"""Never ends and lets itself not be interrupted by an exception."""
+
+VERDICTS: dict[str, FailureKind | None] = {
+    "print(6 * 7)": None,
+    "print('Execution failed. Traceback:')": None,
+    "try:\n    1 / 0\nexcept ZeroDivisionError:\n    print('caught')": None,
+    "1 / 0": FailureKind.RUNTIME,
+    "undefined_name": FailureKind.RUNTIME,
+    "raise Exception('Response status code is 409:')": FailureKind.RUNTIME,
+    "value = (": FailureKind.SYNTAX,
+    "": FailureKind.NO_CODE,
+    " \n ": FailureKind.NO_CODE,
+}
+"""Snippets and the failure kind that each must get."""
+
+
+class EnvironmentCheckError(AssertionError):
+    """An environment breaks the protocol; the message lists every check that failed."""
+
+
+def check_environment(
+    env: Environment, task_id: str, *, step_timeout_s: float | None = None, deadline_slack_s: float = 2.0
+) -> list[str]:
+    """Check that an environment keeps the protocol of `environments.base`.
+
+    Args:
+        env: needs room for two episodes; stays open.
+        task_id: a task to open again and again.
+        step_timeout_s: the environment's deadline for a step; its attribute of that name by default. Without either
+            the deadline is not checked.
+        deadline_slack_s: how far a step may outlive its deadline.
+
+    Returns:
+        The names of the checks that passed.
+
+    Raises:
+        EnvironmentCheckError: with one line for each check that failed.
+    """
+    checks = _Checks(env, task_id, step_timeout_s or getattr(env, "step_timeout_s", None), deadline_slack_s)
+    passed, failed = [], []
+    for name, check in checks.all().items():
+        try:
+            check()
+            passed.append(name)
+        except Exception as error:
+            failed.append(f"{name}: {error or type(error).__name__}")
+    if failed:
+        raise EnvironmentCheckError(
+            "\n".join([f"{len(failed)} of {len(failed) + len(passed)} checks failed", *failed])
+        )
+    return passed
+
+
+class _Checks:
+    def __init__(self, env: Environment, task_id: str, timeout_s: float | None, slack_s: float) -> None:
+        self.env, self.task_id, self.timeout_s, self.slack_s = env, task_id, timeout_s, slack_s
+
+    def all(self) -> dict[str, Callable[[], None]]:
+        checks = {
+            "reset": self.reset,
+            "verdicts": self.verdicts,
+            "state between steps": self.state,
+            "isolation": self.isolation,
+            "determinism": self.determinism,
+            "steps side by side": self.side_by_side,
+            "bound on open episodes": self.bound,
+            "score": self.score,
+            "close": self.close,
+            "unknown task": self.unknown_task,
+        }
+        return checks if self.timeout_s is None else checks | {"deadline": self.deadline}
+
+    def run(self, body: Callable[[Episode], None]) -> None:
+        episode = self.env.open(self.task_id)
+        try:
+            body(episode)
+        finally:
+            episode.close()
+
+    def reset(self) -> None:
+        def body(episode: Episode) -> None:
+            _expect(episode.reset.task_id == self.task_id, f"reset.task_id is {episode.reset.task_id!r}")
+            _expect(episode.reset.seconds >= 0, f"reset.seconds is {episode.reset.seconds}")
+
+        self.run(body)
+
+    def verdicts(self) -> None:
+        def body(episode: Episode) -> None:
+            for code, kind in VERDICTS.items():
+                result = episode.step(code)
+                _expect(isinstance(result.text, str), f"{code!r} gave no text")
+                _expect(result.failure == kind, f"{code!r} gave {result.failure!r} instead of {kind!r}: {result.text}")
+                _expect(not result.completed and not result.ended, f"{code!r} completed or ended the episode")
+            _expect("42" in episode.step("print(6 * 7)").text, "what is printed does not come back")
+
+        self.run(body)
+
+    def state(self) -> None:
+        def body(episode: Episode) -> None:
+            episode.step("kept = 41\ndef more():\n    return kept + 1")
+            episode.step("1 / 0")
+            _expect("42" in episode.step("print(more())").text, "a variable did not live to the next step")
+
+        self.run(body)
+
+    def isolation(self) -> None:
+        def body(first: Episode) -> None:
+            def inner(second: Episode) -> None:
+                first.step("mine = 1\nimport builtins\nbuiltins.leak = 1")
+                result = second.step("print('mine' in globals(), hasattr(__import__('builtins'), 'leak'))")
+                _expect("True" not in result.text, "an episode sees what another one defined")
+                _expect(second.step("mine").failure is FailureKind.RUNTIME, "an episode sees another one's variables")
+
+            self.run(inner)
+
+        self.run(body)
+
+    def determinism(self) -> None:
+        def play() -> tuple[list[tuple], tuple]:
+            episode = self.env.open(self.task_id)
+            try:
+                results = [episode.step(code) for code in [*VERDICTS, "import random\nprint(random.random())"]]
+                score = episode.score()
+            finally:
+                episode.close()
+            return [(r.text, r.failure, r.completed, r.ended, r.api_calls) for r in results], (
+                score.passed,
+                score.failed,
+            )
+
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.map(lambda _: play(), range(2))
+        _expect(first == second, f"two episodes with the same steps differ: {first} and {second}")
+
+    def side_by_side(self) -> None:
+        def body(slow: Episode) -> None:
+            def inner(quick: Episode) -> None:
+                with ThreadPoolExecutor(1) as pool:
+                    running = pool.submit(slow.step, BUSY.format(seconds=1.5))
+                    time.sleep(0.2)
+                    quick.step("print(1)")
+                    _expect(not running.done(), "a slow step held up another episode's step")
+                    _expect(running.result().failure is None, "the slow step failed")
+
+            self.run(inner)
+
+        self.run(body)
+
+    def bound(self) -> None:
+        with ThreadPoolExecutor(self.env.max_episodes) as pool:
+            episodes = list(pool.map(lambda _: self.env.open(self.task_id), range(self.env.max_episodes)))
+        late: list[Episode] = []
+        waiter = threading.Thread(target=lambda: late.append(self.env.open(self.task_id)), daemon=True)
+        waiter.start()
+        waiter.join(0.5)
+        early = list(late)
+        for episode in episodes:
+            episode.close()
+        waiter.join(60)
+        for episode in late:
+            episode.close()
+        _expect(not early, f"more than max_episodes={self.env.max_episodes} were open")
+        _expect(bool(late), "the waiting `open` did not go through after others were closed")
+
+    def score(self) -> None:
+        def body(episode: Episode) -> None:
+            episode.step("print(1)")
+            score = episode.score()
+            _expect(isinstance(score, Score) and score.passed + score.failed != (), "a score without any test")
+            _expect(0 <= score.reward <= 1, f"reward {score.reward}")
+            _raises(EnvironmentFault, lambda: episode.step("print(1)"), "a step after the score")
+
+        self.run(body)
+
+    def close(self) -> None:
+        episode = self.env.open(self.task_id)
+        episode.close()
+        episode.close()
+        _raises(EnvironmentFault, lambda: episode.step("print(1)"), "a step after close")
+        _raises(EnvironmentFault, episode.score, "a score after close")
+
+    def unknown_task(self) -> None:
+        _raises(SetupError, lambda: self.env.open("no such task").close(), "an unknown task")
+
+    def deadline(self) -> None:
+        def body(episode: Episode) -> None:
+            started = time.monotonic()
+            result = episode.step(ENDLESS)
+            seconds = time.monotonic() - started
+            _expect(result.failure is FailureKind.TIMEOUT, f"an endless loop gave {result.failure!r}")
+            _expect(
+                seconds < self.timeout_s + self.slack_s,
+                f"a step with a deadline of {self.timeout_s} s took {seconds:.1f}",
+            )
+            _expect(isinstance(episode.score(), Score), "no score after a time-out")
+
+        self.run(body)
+
+
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise EnvironmentCheckError(message)
+
+
+def _raises(kind: type[Exception], call: Callable[[], object], what: str) -> None:
+    try:
+        call()
+    except kind:
+        return
+    raise EnvironmentCheckError(f"{what} raised no {kind.__name__}")
