@@ -86,12 +86,19 @@ def build_parser(command: str) -> ConfigParser:
 
 def parse_config(command: str, argv: Sequence[str]) -> "tuple[ScriptArguments, GVPOConfig, ModelConfig]":
     """Parse and check what a command was given, before any model or environment is touched."""
-    # TRL sets this field for every trainer, so its deprecation is nothing that the user could act on.
-    warnings.filterwarnings("ignore", message=r"`gradient_checkpointing` is deprecated", category=FutureWarning)
+    _silence_what_nobody_can_act_on()
     script_args, training_args, model_args = build_parser(command).parse_command(argv)
     if not model_args.model_name_or_path:
         raise ValueError("model_name_or_path is missing; name a model of the Hub or a local folder")
     return script_args, training_args, model_args
+
+
+def _silence_what_nobody_can_act_on() -> None:
+    """TRL sets a field that transformers deprecates, and warns of the experimental argument that this package is."""
+    warnings.filterwarnings(
+        "ignore", message=r"`(is_)?gradient_checkpointing\w*` is deprecated", category=FutureWarning
+    )
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:

@@ -67,11 +67,19 @@ def evaluate(script_args: "ScriptArguments", training_args: "GVPOConfig", model_
         dataset = _eval_tasks(script_args)
     with _environments(script_args) as environments:
         with _user_errors():
-            trainer = build_trainer(script_args, training_args, model_args, environments, eval_dataset=dataset)
-        report = run_evaluation(trainer, dataset, samples=script_args.eval_samples)
-        path = Path(script_args.report_path or f"{training_args.output_dir}/evaluation-{script_args.eval_split}.json")
+            trainer = build_trainer(script_args, training_args, model_args, environments, train_dataset=dataset)
+        figures = run_evaluation(trainer, dataset, samples=script_args.eval_samples)
         if trainer.accelerator.is_main_process:
-            write_report(report, path)
+            report = {
+                "model": model_args.model_name_or_path,
+                "adapter": script_args.adapter_name_or_path,
+                "split": script_args.eval_split,
+                "temperature": training_args.temperature,
+                **figures,
+            }
+            path = script_args.report_path or f"{training_args.output_dir}/evaluation-{script_args.eval_split}.json"
+            write_report(report, Path(path))
+            print("\n".join(f"{name:18}  {value:.4g}" for name, value in figures.items()))
             print(f"report in {path}")
 
 

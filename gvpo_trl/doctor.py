@@ -22,6 +22,9 @@ DATA_ROOTS = (Path("."), Path("data/pocket"))
 """Where data is looked for beside `APPWORLD_ROOT`."""
 
 
+VLLM = "vllm>=0.22,<=0.31.0"
+"""The range of the extra `vllm`."""
+
 _TORCH_PROBE = """
 from torch import accelerator as a
 print(a.is_available() and f"{a.device_count()} x {a.current_accelerator()}")
@@ -162,7 +165,7 @@ def _vllm() -> Finding:
             name="vllm",
             found="not installed; generation goes through transformers",
             state=State.ABSENT,
-            remedy='pip install "gvpo-trl[vllm]"   (with a CUDA GPU; then use_vllm: true)',
+            remedy=f'pip install "{VLLM}"   (with a CUDA GPU; then use_vllm: true)',
         )
 
 

@@ -1,5 +1,6 @@
 """The command line: what it accepts, what it refuses, and in how few words."""
 
+import json
 import os
 import subprocess
 import sys
@@ -212,3 +213,48 @@ def test_every_value_of_the_paper_setting_says_whose_it_is(name):
     for line in text.splitlines():
         if line and not line.startswith(("#", "output_dir", "report_to")):
             assert any(source in line for source in ("[paper]", "[LOOP]", "[DAPO]", "[ours]")), line
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory):
+    """A model folder with random weights, as a user would name one."""
+    from tests.support.tiny import tiny_model, tiny_tokenizer
+
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(folder)
+    tiny_model(tokenizer).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_train_then_resume_then_evaluate_an_adapter(config, tiny_folder, pocket_root, tmp_path, capsys):
+    path = config(
+        model_name_or_path=str(tiny_folder),
+        appworld_root=str(pocket_root),
+        prompt="compact",
+        max_train_tasks=2,
+        max_eval_tasks=2,
+        max_episodes=4,
+        num_generations=2,
+        per_device_train_batch_size=2,
+        max_turns=1,
+        max_turn_length=4,
+        use_peft=True,
+        lora_target_modules=["q_proj", "v_proj"],
+        max_steps=1,
+        save_steps=1,
+        report_to="none",
+    )
+    out = tmp_path / "out"
+    assert cli.main(["train", "--config", path]) == 0
+    assert (out / "adapter_model.safetensors").is_file()
+    assert cli.main(["train", "--config", path, "--max_steps", "2", "--resume_from_checkpoint", "true"]) == 0
+    assert (out / "checkpoint-2").is_dir()
+    arguments = ["--adapter_name_or_path", str(out), "--report_path", str(tmp_path / "r.json"), "--eval_samples", "2"]
+    assert cli.main(["evaluate", "--config", path, *arguments]) == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["tasks"], report["attempts"], report["split"], report["failed_step_share"]) == (2, 4, "dev", 1.0)
+    missing = ["--resume_from_checkpoint", "true", "--output_dir", str(tmp_path / "empty")]
+    capsys.readouterr()
+    assert "holds no checkpoint" in fails(capsys, "train", "--config", path, *missing)
