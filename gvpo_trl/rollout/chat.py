@@ -8,13 +8,20 @@ turns (Qwen3 drops their thinking) cannot change what the model saw.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 _SENTINEL = "gvpo-assistant-turn"
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(?P<language>[\w+-]*)[ \t]*$", re.MULTILINE)
-_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_OBSERVATION = "gvpo-observation"
+_MARK = re.compile(
+    r"^(?P<indent>[ \t]*)```[ \t]*(?P<language>[\w+-]*)[ \t]*\r?$|<(?P<closes>/?)think>", re.MULTILINE
+)
 _LANGUAGES = ("", "python", "py")
 _CUT = "\n[… {left_out} of {total} tokens left out …]\n"
+_NOT_KEPT = (
+    "The chat template does not keep the text of a message (role {role}), so turns cannot be joined; use a template "
+    "that renders every message's content."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +37,42 @@ def extract_code(text: str) -> Code | None:
     """Join the fenced blocks of a turn in order; `None` when there is nothing to run.
 
     A block is opened by a line of three backticks with `python`, `py` or nothing behind them; a last block may be left
-    unclosed. Blocks of other languages and what stands inside `<think>` are skipped.
+    unclosed. Blocks of other languages are skipped, and so is what stands inside `<think>`, also where the generation
+    prompt opened it and the turn holds `</think>` alone. An indented fence takes its indent off its lines.
     """
-    searched = _THINKING.sub(lambda match: " " * len(match.group()), text)
-    sources, spans = [], []
-    opened: tuple[str, int] | None = None
-    for fence in _FENCE.finditer(searched):
-        language = fence["language"].lower()
-        if opened is None:
-            opened = (language, min(fence.end() + 1, len(text)))
-        elif not language:
-            _add_block(text, opened, max(fence.start() - 1, opened[1]), sources, spans)
+    blocks: list[tuple[str, tuple[int, int]]] = []
+    opened: re.Match | None = None
+    thinking = tagged = False
+    for mark in _MARK.finditer(text):
+        if mark["language"] is None:
+            if opened is None:
+                if mark["closes"] and not tagged:
+                    blocks.clear()
+                thinking, tagged = not mark["closes"], True
+        elif thinking:
+            continue
+        elif opened is None:
+            opened = mark
+        elif not mark["language"]:
+            _add_block(text, opened, mark.start() - 1, blocks)
             opened = None
     if opened is not None:
-        _add_block(text, opened, len(text), sources, spans)
-    return Code("\n".join(sources), tuple(spans)) if sources else None
+        _add_block(text, opened, len(text), blocks)
+    if not blocks:
+        return None
+    return Code("\n".join(source for source, _ in blocks), tuple(span for _, span in blocks))
 
 
-def _add_block(text: str, opened: tuple[str, int], end: int, sources: list[str], spans: list[tuple[int, int]]) -> None:
-    language, start = opened
-    source = text[start:end]
-    if language in _LANGUAGES and source.strip():
-        sources.append(source)
-        spans.append((start, end))
+def _add_block(text: str, opened: re.Match, end: int, blocks: list[tuple[str, tuple[int, int]]]) -> None:
+    """Add the block between an opening fence and the end of its last line, unless blank or of another language."""
+    start = opened.end() + 1
+    body = text[start : max(start, end)].removesuffix("\r")
+    if opened["language"].lower() not in _LANGUAGES or not body.strip():
+        return
+    source = body.replace("\r\n", "\n")
+    if opened["indent"]:
+        source = re.sub(rf"^[ \t]{{1,{len(opened['indent'])}}}", "", source, flags=re.MULTILINE)
+    blocks.append((source, (start, start + len(body))))
 
 
 class Chat:
@@ -86,15 +106,19 @@ class Chat:
         self._kwargs = dict(template_kwargs or {})
         if template is not None:
             self._kwargs["chat_template"] = template
-        self.bridge([], "checked at start")
+        suffix = self._after_assistant(_OBSERVATION)
+        self._closing, kept, self._opening = suffix.partition(_OBSERVATION)
+        if not kept:
+            raise ValueError(_NOT_KEPT.format(role="user"))
+        self._controls = self._control_strings()
 
     def prompt_ids(self, messages: list[dict[str, Any]]) -> list[int]:
-        """(P,) ids of the prompt with the template's generation prompt behind it."""
-        return list(
-            self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=True, **self._kwargs
-            )["input_ids"]
-        )
+        """(P,) ids of the prompt with the template's generation prompt behind it.
+
+        Raises:
+            ValueError: when the template refuses the messages (some know no system message).
+        """
+        return self._template_ids(self._render(messages))
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of sampled ids, for reading and for the code in it; never encoded again."""
@@ -104,68 +128,131 @@ class Chat:
         """(U,) what the template puts between a turn and the next one.
 
         The end of the assistant message as far as the model did not sample it, the observation as a user message, the
-        generation prompt.
+        generation prompt. Control tokens are the template's alone: an observation that spells one
+        (`<|im_end|>`) gets the ids of its letters.
         """
-        rendered = self.tokenizer.apply_chat_template(
-            [
-                {"role": "user", "content": "."},
-                {"role": "assistant", "content": _SENTINEL},
-                {"role": "user", "content": observation},
-            ],
-            add_generation_prompt=True,
-            tokenize=False,
-            **self._kwargs,
-        )
-        _, found, suffix = rendered.partition(_SENTINEL)
-        if not found:
-            raise ValueError(
-                "The chat template does not keep the text of an assistant message, so turns cannot be joined; use a "
-                "template that renders every message's content."
-            )
-        ids = list(self.tokenizer(suffix, add_special_tokens=False)["input_ids"])
-        if action_ids and action_ids[-1] in self.end_ids and action_ids[-1] in ids:
+        suffix = self._after_assistant(observation)
+        fits = suffix.startswith(self._closing) and suffix.endswith(self._opening)
+        message = suffix[len(self._closing) : len(suffix) - len(self._opening)] if fits else observation
+        if len(self._pieces(message)) > 1:
+            ids = self._template_ids(self._closing) + self._encode(message) + self._template_ids(self._opening)
+        else:  # in one go, so that letters merge as they do in the template's own rendering
+            ids = self._template_ids(self._closing + message + self._opening)
+        end = action_ids[-1] if action_ids else None
+        if end in self.end_ids and end in self._template_ids(self._closing):
             # Up to the first end-of-turn token: some templates put white space before it.
-            return ids[ids.index(action_ids[-1]) + 1 :]
+            return ids[ids.index(end) + 1 :]
         return ids
 
     def cut(self, text: str, max_tokens: int) -> str:
         """Keep the head and the tail of a text that has more tokens than allowed, and say in it what was left out."""
-        # A token is rarely longer than 16 characters: a text of megabytes is not encoded whole only to be thrown away.
-        ids = self._encode(text[: 16 * max_tokens]) if len(text) > 64 * max_tokens else self._encode(text)
-        if len(text) <= 64 * max_tokens and len(ids) <= max_tokens:
+        head_ids, read = self._enough(text, max_tokens)
+        if len(head_ids) <= max_tokens:
             return text
-        total = len(ids) if len(text) <= 64 * max_tokens else len(text) * len(ids) // max(1, 16 * max_tokens)
-        tail_ids = ids if len(text) <= 64 * max_tokens else self._encode(text[-16 * max_tokens :])
+        whole = read == len(text)
+        tail_ids = head_ids if whole else self._enough(text, max_tokens, tail=True)[0]
+        about, total = "" if whole else "about ", len(head_ids) * len(text) // read
         keep = max_tokens
         while True:
-            notice = _CUT.format(left_out=total - keep, total=total)
-            head, tail = (keep + 1) // 2, keep // 2
-            shortened = (
-                self.tokenizer.decode(ids[:head], clean_up_tokenization_spaces=False)
-                + notice
-                + self.tokenizer.decode(tail_ids[len(tail_ids) - tail :], clean_up_tokenization_spaces=False)
-            )
-            excess = len(self._encode(shortened)) - max_tokens
+            # A cut inside a character leaves a replacement character at the seam.
+            head = self._decode(head_ids[: (keep + 1) // 2]).rstrip("\ufffd")
+            tail = self._decode(tail_ids[len(tail_ids) - keep // 2 :]).lstrip("\ufffd")
+            notice = _CUT.format(left_out=f"{about}{total - keep}", total=f"{about}{total}")
+            excess = len(self._encode(head + notice + tail)) - max_tokens
             if excess <= 0:
-                return shortened
-            if keep <= 0:  # the notice alone is over the budget
-                return self.tokenizer.decode(self._encode(notice)[:max_tokens], clean_up_tokenization_spaces=False)
+                return head + notice + tail
+            if keep == 0:  # the notice alone is over the budget
+                break
             keep = max(0, keep - excess)
+        while len(self._encode(notice)) > max_tokens:
+            notice = notice[:-1]
+        return notice
+
+    def _enough(self, text: str, max_tokens: int, tail: bool = False) -> tuple[list[int], int]:
+        """More than `max_tokens` ids from one end of a text, or all of them, and how many characters they hold.
+
+        A text of megabytes is not encoded whole only to be thrown away.
+        """
+        size = 16 * max_tokens
+        while True:
+            piece = text[-size:] if tail else text[:size]
+            ids = self._encode(piece)
+            if len(ids) > max_tokens or len(piece) == len(text):
+                return ids, len(piece)
+            size *= 4
 
     def token_spans(self, ids: Sequence[int], code: Code) -> tuple[tuple[int, int], ...]:
         """Half-open token ranges that cover the code's character ranges in `text(ids)`."""
-        return tuple((self._token_at(ids, start + 1) - 1, self._token_at(ids, end)) for start, end in code.spans)
+        text = self.text(ids)
+        spans = []
+        for start, end in code.spans:
+            first = self._tokens_of(ids, text[:start])
+            if first and len(self.text(ids[:first])) > start:  # this token holds the code's first letters as well
+                first -= 1
+            spans.append((first, self._tokens_of(ids, text[:end])))
+        return tuple(spans)
 
-    def _token_at(self, ids: Sequence[int], characters: int) -> int:
-        """The least number of leading ids whose text has that many characters."""
+    def _tokens_of(self, ids: Sequence[int], prefix: str) -> int:
+        """The least number of leading ids whose text begins with the prefix, its last character complete."""
         low, high = 0, len(ids)
         while low < high:
             middle = (low + high) // 2
-            if len(self.text(ids[:middle])) >= characters:
+            if self.text(ids[:middle]).startswith(prefix):
                 high = middle
             else:
                 low = middle + 1
         return low
 
+    def _after_assistant(self, observation: str) -> str:
+        """What the template writes after an assistant message that an observation follows."""
+        rendered = self._render(
+            [
+                {"role": "user", "content": "."},
+                {"role": "assistant", "content": _SENTINEL},
+                {"role": "user", "content": observation},
+            ]
+        )
+        _, kept, suffix = rendered.partition(_SENTINEL)
+        if not kept:
+            raise ValueError(_NOT_KEPT.format(role="assistant"))
+        return suffix
+
+    def _render(self, messages: list[dict[str, Any]]) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False, **self._kwargs
+            )
+        except Exception as error:  # whatever a template raises, in a language of its own
+            roles = ", ".join(message["role"] for message in messages)
+            raise ValueError(f"The chat template does not take the messages ({roles}): {error}") from error
+
+    def _control_strings(self) -> list[str]:
+        """Strings that become control tokens: the special ones, and those in brackets that the template writes.
+
+        Other added tokens are words that a tokenizer keeps whole, in observations as well.
+        """
+        frame = self._closing + self._opening
+        return [
+            token.content
+            for token in self.tokenizer.added_tokens_decoder.values()
+            if len(token.content) > 1 and (token.special or (token.content[0] in "<[" and token.content in frame))
+        ]
+
+    def _pieces(self, text: str) -> list[str]:
+        """The text, parted after the first letter of every control string in it."""
+        present = [re.escape(control) for control in self._controls if control in text]
+        if not present:
+            return [text]
+        starts = [match.start() + 1 for match in re.finditer(f"(?={'|'.join(present)})", text)]
+        return [text[start:end] for start, end in pairwise([0, *starts, len(text)])]
+
+    def _template_ids(self, text: str) -> list[int]:
+        """The ids of what the template wrote, control tokens and all."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def _encode(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """The ids of a text that is not ours: never a control token."""
+        return [token for piece in self._pieces(text) for token in self._template_ids(piece)]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)

@@ -173,7 +173,7 @@ class RolloutLoop:
         """Take in what is done: steps, waiting for every one that is not yet late, and scores."""
         stepping = {attempt.stepping: attempt for attempt in live if attempt.stepping is not None}
         scoring = {attempt.scoring: attempt for attempt in live if attempt.scoring is not None}
-        wait(stepping or scoring, return_when=FIRST_COMPLETED)
+        wait([*stepping, *scoring], return_when=FIRST_COMPLETED)
         now = time.perf_counter()
         in_time = [future for future, attempt in stepping.items() if attempt.step_deadline > now]
         if in_time:
@@ -196,7 +196,7 @@ class RolloutLoop:
             code=attempt.pending.code, verdict=result.failure, no_code_is_failure=self.budgets.no_code_is_failure
         )
         observation = self.chat.cut(result.text, self.budgets.max_observation_length)
-        message = self.budgets.observation_template.format(observation=observation)
+        message = self.budgets.observation_template.replace("{observation}", observation)
         bridge_ids = self.chat.bridge(attempt.pending.action_ids, message)
         attempt.stop = self._stop_reason(attempt, result, len(bridge_ids))
         last = attempt.stop is not None
@@ -250,6 +250,8 @@ class RolloutLoop:
         else:
             attempt.fault = _describe(fault)
             attempt.stop = StopReason.ENVIRONMENT_LOST
+            if attempt.steps:  # a trajectory never ends on an observation
+                attempt.steps[-1] = _replace(attempt.steps[-1], bridge_ids=[])
 
     def _finish(self, attempt: _Attempt) -> Trajectory:
         opened = attempt.opening is not None and attempt.opening.exception() is None

@@ -1,0 +1,43 @@
+"""Tokenizers with the chat formats of model families, over one token a byte."""
+
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tests.support.tiny import SPECIAL, tiny_tokenizer
+
+FOLDER = Path(__file__).resolve().parents[1] / "templates"
+LLAMA_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+ENDS = {name: "<|im_end|>" for name in ("qwen2", "qwen2.5", "qwen3", "smollm2")} | {"llama3": "<|eot_id|>"}
+"""The end-of-turn token of each template in `tests/templates`."""
+
+
+def with_special(tokenizer: PreTrainedTokenizerFast, *tokens: str) -> PreTrainedTokenizerFast:
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    return tokenizer
+
+
+def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of a template in `tests/templates`, its eos the end-of-turn token."""
+    tokenizer = tiny_tokenizer((FOLDER / f"{name}.jinja").read_text(encoding="utf-8"), extra=("<think>", "</think>"))
+    if name == "llama3":
+        with_special(tokenizer, *LLAMA_TOKENS)
+        tokenizer.bos_token = "<|begin_of_text|>"
+    tokenizer.eos_token = ENDS[name]
+    return tokenizer
+
+
+def merging_tokenizer(*merges: tuple[str, str]) -> PreTrainedTokenizerFast:
+    """ChatML over one token a byte and one for each merge, in order."""
+    plain = tiny_tokenizer()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*SPECIAL, *alphabet, *(left + right for left, right in merges)]
+    backend = Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=list(merges)))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<|im_end|>")
+    with_special(fast, "<|im_start|>")
+    fast.chat_template = plain.chat_template
+    fast.padding_side = "left"
+    return fast
