@@ -70,13 +70,22 @@ def _build_parser() -> argparse.ArgumentParser:
         ("evaluate", "evaluate a model or an adapter on a split: gvpo-trl evaluate --config FILE [--field value …]"),
     ):
         commands.add_parser(name, help=text, add_help=False)
-    view = commands.add_parser("view", help="look at the trajectories of a run")
-    view.add_argument("directory", metavar="RUN", help="the run's output_dir")
-    view.set_defaults(run=_view)
+    _add_view(commands)
     doctor = commands.add_parser("doctor", help="what is there, and what to type for what is missing")
     doctor.set_defaults(run=_doctor)
     _add_appworld(commands)
     return parser
+
+
+def _add_view(commands: argparse._SubParsersAction) -> None:
+    view = commands.add_parser("view", help="look at the trajectories of a run")
+    view.add_argument("directory", metavar="RUN", help="the run's output_dir")
+    view.add_argument("--task", metavar="ID", help="only attempts at this task")
+    view.add_argument("--step", type=int, metavar="N", help="only what was sampled at this training step")
+    view.add_argument("--mode", choices=("train", "eval"), help="only what was sampled to train, or to evaluate")
+    view.add_argument("--failed", action="store_true", help="only trajectories with a failed step")
+    view.add_argument("--last", type=int, default=1, metavar="N", help="show so many in full (default: %(default)s)")
+    view.set_defaults(run=_view)
 
 
 def _add_appworld(commands: argparse._SubParsersAction) -> None:
@@ -119,8 +128,14 @@ def _run_configured(command: str, argv: list[str]) -> int:
 def _view(arguments: argparse.Namespace) -> int:
     from gvpo_trl.viewer import view
 
+    filters = {"step": arguments.step, "mode": arguments.mode, "failed": arguments.failed, "last": arguments.last}
+    if arguments.last < 0:
+        raise CommandError(f"--last {arguments.last} must be at least 0")
     try:
-        view(arguments.directory)
+        for line in view(arguments.directory, task_id=arguments.task, **filters):
+            print(line)
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         raise CommandError(error) from error
     return 0
