@@ -1,6 +1,9 @@
-"""What a data set for the trainer must hold."""
+"""What a data set and the rows of a rollout must hold, and the failed tokens of a batch."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 
 def check_datasets(train_dataset: Any, eval_dataset: Any) -> None:
@@ -20,7 +23,46 @@ def check_datasets(train_dataset: Any, eval_dataset: Any) -> None:
                     f"{name} has no column {column!r} (it has {', '.join(columns)}); make it with "
                     "load_tasks, or add it."
                 )
+        if not hasattr(dataset, "__len__"):  # a stream is checked where it is read
+            continue
         if len(dataset) == 0:
-            raise ValueError(f"{name} is empty.")
-        if not isinstance(dataset[0]["prompt"], list):
-            raise ValueError(f"{name}'s column 'prompt' must hold lists of messages with 'role' and 'content'.")
+            raise ValueError(f"{name} is empty; choose another split or wider difficulties.")
+        prompt = dataset[0]["prompt"]
+        if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], dict) and "role" in prompt[0]):
+            raise ValueError(
+                f"{name}'s column 'prompt' must hold lists of messages with 'role' and 'content', not {prompt!r}."
+            )
+
+
+def check_rows(
+    completion_ids: Sequence[Sequence[int]],
+    env_mask: Sequence[Sequence[int]] | None,
+    failed_mask: Sequence[Sequence[int]] | None,
+) -> None:
+    """Say what a `rollout_func` left out: TRL itself takes a mask that is missing, short or cut for one of ones.
+
+    Raises:
+        ValueError: without one of the masks, or when they don't hold one value for each token of `completion_ids`.
+    """
+    for name, masks in (("env_mask", env_mask), ("failed_mask", failed_mask)):
+        if masks is None:
+            raise ValueError(f"rollout_func returned no {name!r}; return one list of 0 and 1 per completion.")
+        if len(masks) != len(completion_ids):
+            raise ValueError(f"{name} has {len(masks)} rows for {len(completion_ids)} completions.")
+        for row, (marks, ids) in enumerate(zip(masks, completion_ids, strict=True)):
+            if len(marks) != len(ids):
+                raise ValueError(f"{name} of row {row} has {len(marks)} values for a completion of {len(ids)} tokens.")
+
+
+def failed_tokens(rows: Sequence[dict[str, Any]], action_mask: torch.Tensor) -> torch.Tensor:
+    """(B, T) true on the shaped tokens of failed steps, from the rows' `failed_mask` lists.
+
+    Args:
+        rows: B rows of the batch with what the rollout returned.
+        action_mask: (B, T); a row without any action was taken out of the loss (`mask_truncated_completions`).
+    """
+    failed = torch.zeros_like(action_mask, dtype=torch.bool)
+    for row, example in enumerate(rows):
+        marks = torch.tensor(example["failed_mask"], dtype=torch.bool, device=action_mask.device)
+        failed[row, : len(marks)] = marks
+    return failed & action_mask.bool().any(dim=1, keepdim=True)

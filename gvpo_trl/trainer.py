@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
 from gvpo_trl.config import GVPOConfig
-from gvpo_trl.data import check_datasets
+from gvpo_trl.data import check_datasets, check_rows, failed_tokens
 from gvpo_trl.generation.transformers import transformers_session
 from gvpo_trl.generation.vllm import vllm_session
 from gvpo_trl.metrics import expected_attempts, goal_completion, rollout_sums, shaping_sums
@@ -87,7 +87,7 @@ class GVPOTrainer(GRPOTrainer):
         self.rollout_rows = inputs
         batch = super()._generate_and_score_completions(inputs)
         action_mask = batch["completion_mask"] * batch["tool_mask"]  # (B, T)
-        failed_mask = self._failed_mask(inputs, action_mask)  # (B, T)
+        failed_mask = failed_tokens(inputs, action_mask)  # (B, T)
         outcome = self._outcome_advantages(batch["advantages"])  # (B,), NaN where unscorable
         shaped = shape_advantages(
             outcome, action_mask, failed_mask, penalty=self.args.failure_penalty, mode=self.args.shaping
@@ -103,27 +103,20 @@ class GVPOTrainer(GRPOTrainer):
         TRL's own advantages are kept where its options ask for more than R − mean(R): a scaling, or several rewards
         normalized one by one.
         """
-        rewards = (self._rewards_per_func * self.reward_weights.to(self._rewards_per_func)).nansum(dim=1)
-        rewards[self._rewards_per_func.isnan().all(dim=1)] = torch.nan
-        everyone = outcome_advantages(rewards, self._group_size)
+        rewards = self._rewards_per_func * self.reward_weights.to(
+            self._rewards_per_func
+        )  # (B of all ranks, functions)
+        total = rewards.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), torch.nan)
+        everyone = outcome_advantages(total, self._group_size)
+        normalized = self.multi_objective_aggregation == "normalize_then_sum"
+        if normalized:  # a tie is one in every function
+            each = torch.stack([outcome_advantages(column, self._group_size) for column in rewards.unbind(dim=1)])
+            everyone = torch.where(everyone.isnan(), everyone, each.nan_to_num(nan=0.0).abs().sum(dim=0))
         rows = trl_advantages.numel()
         outcome = everyone[self.accelerator.process_index * rows :][:rows]
-        if self.multi_objective_aggregation == "normalize_then_sum":
-            return torch.where(outcome.isnan(), outcome, trl_advantages)
-        if self.scale_rewards == "none":
+        if self.scale_rewards == "none" and not normalized:
             return outcome
         return torch.where((outcome == 0) | outcome.isnan(), outcome, trl_advantages)
-
-    @staticmethod
-    def _failed_mask(inputs: list[dict[str, Any]], action_mask: torch.Tensor) -> torch.Tensor:
-        failed_mask = torch.zeros_like(action_mask, dtype=torch.bool)
-        for row, example in enumerate(inputs):
-            if "failed_mask" not in example:
-                raise ValueError("rollout_func returned no 'failed_mask'; return one list of 0 and 1 per completion.")
-            marks = torch.tensor(example["failed_mask"], dtype=torch.bool, device=action_mask.device)
-            failed_mask[row, : len(marks)] = marks
-        # A row that `mask_truncated_completions` took out of the loss has no action tokens left.
-        return failed_mask & action_mask.any(dim=1, keepdim=True)
 
     # What TRL calls on the way
 
@@ -144,6 +137,7 @@ class GVPOTrainer(GRPOTrainer):
         finally:
             for name, value in parsers.items():
                 setattr(tokenizer, name, value)
+        check_rows(*head[1:], extra.get("failed_mask"))
         if "trajectory" in extra:
             # A completion without a turn is an empty message: TRL's tables need one.
             empty = [{"role": "assistant", "content": ""}]
