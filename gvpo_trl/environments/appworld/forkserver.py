@@ -49,9 +49,7 @@ def run(warm_up: Callable[[], dict], child: Callable[[socket.socket, dict], None
     control = socket.socket(fileno=control_fd)
     try:
         facts = warm_up()
-        threads = len(os.listdir("/proc/self/task"))
-        if threads != 1:
-            raise RuntimeError(f"{threads} threads are alive after the warm-up: forking is not safe")
+        _wait_until_single_threaded()
     except BaseException:
         channel.send_control(control, {"ready": False, "error": traceback.format_exc()[-8000:]})
         raise
@@ -61,6 +59,15 @@ def run(warm_up: Callable[[], dict], child: Callable[[socket.socket, dict], None
     gc.freeze()  # keeps the collector from touching, and so copying, the pages that children share
     channel.send_control(control, {"ready": True, "pid": os.getpid(), **facts})
     _Server(control, trainer, child).serve()
+
+
+def _wait_until_single_threaded() -> None:
+    # A thread that was joined may still be on its way out of the kernel's list.
+    for _ in range(200):
+        if len(os.listdir("/proc/self/task")) == 1:
+            return
+        select.select([], [], [], 0.01)
+    raise RuntimeError("other threads are alive after the warm-up: forking is not safe")
 
 
 class _Server:

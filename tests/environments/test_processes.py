@@ -1,0 +1,279 @@
+"""What happens when the machinery dies, and that nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gvpo_trl.environments.appworld import AppWorldEnvironments
+from gvpo_trl.environments.appworld.workspace import PREFIX, Workspace
+from gvpo_trl.environments.errors import (
+    EnvironmentsExhausted,
+    EpisodeFault,
+    EvaluatorFault,
+    HostFault,
+    ProtocolFault,
+    SetupError,
+)
+from gvpo_trl.failures import FailureKind
+from tests.environments.support import processes_below, split_ids, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def own(pocket_root, appworld_venv):
+    """Episodes whose hosts this module may kill."""
+    with AppWorldEnvironments(pocket_root, venv=appworld_venv, max_episodes=4, step_timeout_s=3) as environments:
+        yield environments
+
+
+@pytest.fixture
+def task(pocket_root):
+    return split_ids(pocket_root)[0]
+
+
+def kill_host(keeper):
+    process = keeper._host.process
+    process.kill()
+    process.wait()
+
+
+def test_a_dead_host_is_a_fault_and_the_next_episode_has_a_new_one(own, task):
+    with own.open(task) as first, own.open(task) as second:
+        kill_host(own._hosts)
+        with pytest.raises(HostFault, match="SIGKILL"):
+            first.step("print(1)")
+        with pytest.raises(HostFault):
+            second.step("print(1)")
+        with pytest.raises(EpisodeFault):
+            first.step("print(1)")
+    with own.open(task) as episode:
+        assert episode.step("print(1)").failure is None
+        assert episode.score().failed
+    assert own._hosts._deaths == 0, "a scored episode forgives earlier deaths"
+
+
+def test_a_host_that_dies_in_a_step_takes_its_episodes_along(own, task):
+    with own.open(task) as episode, ThreadPoolExecutor(1) as pool:
+        pid = episode.step("import os\nprint(os.getpid())").text.strip()
+        running = pool.submit(episode.step, "while True: pass")
+        time.sleep(0.3)
+        kill_host(own._hosts)
+        with pytest.raises(HostFault):
+            running.result(timeout=5)
+        assert wait_until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_a_killed_episode_is_not_the_agents_fault(own, task):
+    with own.open(task) as episode, own.open(task) as other, ThreadPoolExecutor(1) as pool:
+        pid = int(episode.step("import os\nprint(os.getpid())").text)
+        running = pool.submit(episode.step, "while True: pass")
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EpisodeFault, match="died in a step"):
+            running.result(timeout=5)
+        assert other.step("print(1)").failure is None
+
+
+def test_garbage_on_the_channel_is_a_protocol_fault(own, task):
+    code = """
+f = __import__('ctypes').CDLL(None).write
+for fd in range(3, 64):
+    f(fd, b'\\xff\\xff\\xff\\xff garbage', 12)
+"""
+    with own.open(task) as episode:
+        with pytest.raises(ProtocolFault):
+            episode.step(code)
+        with pytest.raises(EpisodeFault):
+            episode.step("print(1)")
+
+
+def test_an_evaluator_that_dies_or_crashes_is_a_fault(own, task):
+    with own.open(task) as episode:
+        kill_host(own._evaluators)
+        with pytest.raises(EvaluatorFault, match="SIGKILL"):
+            episode.score()
+        assert episode.score().failed, "a second try works: the state is still there"
+    with own.open(task) as episode:
+        output = own._workspace.outputs / episode._request["experiment"] / "tasks" / task
+        (output / "dbs" / "supervisor.jsonl").write_text("{broken")
+        with pytest.raises(EvaluatorFault, match="JSON"):
+            episode.score()
+
+
+def test_an_evaluation_has_a_deadline(pocket_root, appworld_venv, task, monkeypatch):
+    with AppWorldEnvironments(pocket_root, venv=appworld_venv) as environments, environments.open(task) as episode:
+        pid = environments._evaluators.get().process.pid
+        environments.evaluate_timeout_s = 0.001
+        with pytest.raises(EvaluatorFault, match="in time"):
+            episode.score()
+        assert Path(f"/proc/{pid}").exists()
+
+
+def test_hosts_that_die_again_and_again_exhaust_the_environment(pocket_root, appworld_venv, task, monkeypatch):
+    environments = AppWorldEnvironments(pocket_root, venv=appworld_venv, max_restarts=1)
+    with environments:
+        monkeypatch.setitem(environments._hosts.launch.config, "warm_up_task", "no-such-task")
+        for _ in range(2):
+            with pytest.raises(HostFault, match="could not warm up"):
+                environments.open(task)
+        with pytest.raises(EnvironmentsExhausted, match="no-such-task"):
+            environments.open(task)
+
+
+def test_grandchildren_go_with_their_episode(own, task):
+    code = """
+os = __import__('posix')
+def grandchild(leave):
+    if os.fork() == 0:
+        if leave:
+            os.setsid()
+        while True:
+            pass
+grandchild(False)
+grandchild(True)
+print(os.getpid())
+"""
+    with own.open(task) as episode:
+        result = episode.step(code)
+        assert result.failure is None, result.text
+        session = int(result.text)
+        assert any(stat_of(pid)[2] == session for pid in every_pid())
+    host = own._hosts._host.process.pid
+    assert wait_until(lambda: not any(stat_of(pid)[1] == host or stat_of(pid)[2] == session for pid in every_pid()))
+
+
+def every_pid():
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def stat_of(pid):
+    """State, parent and session of a process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ("", 0, 0)
+    return fields[0], int(fields[1]), int(fields[3])
+
+
+TRAINER = """
+import sys, threading, time
+from gvpo_trl.environments.appworld import AppWorldEnvironments
+
+environments = AppWorldEnvironments({root!r}, venv={venv!r}, output_dir={out!r}, step_timeout_s=60)
+environments.open({task!r}).step("print(1)")
+episode = environments.open({task!r})
+threading.Thread(target=lambda: episode.step("while True: pass"), daemon=True).start()
+time.sleep(0.3)
+print("ready", flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("signum", "then"),
+    [
+        (signal.SIGKILL, "time.sleep(600)"),
+        (signal.SIGINT, "time.sleep(600)"),
+        (None, "sys.exit(0)"),
+        (None, "raise ValueError"),
+    ],
+)
+def test_a_trainer_that_ends_leaves_nothing(pocket_root, appworld_venv, task, tmp_path, signum, then):
+    values = {"root": str(pocket_root), "venv": str(appworld_venv), "out": str(tmp_path), "task": task, "then": then}
+    script = textwrap.dedent(TRAINER).format(**values)
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    with trainer:
+        assert trainer.stdout.readline() == "ready\n"
+        if signum is not None:
+            assert len(processes_below(str(tmp_path))) >= 4, "host, evaluator and two episodes"
+            trainer.send_signal(signum)
+        trainer.wait(timeout=20)
+    assert wait_until(lambda: not processes_below(str(tmp_path))), processes_below(str(tmp_path))
+    if signum is signal.SIGKILL:
+        assert list(tmp_path.iterdir()), "nobody was there to tidy up"
+        Workspace(tmp_path).remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_workspaces_without_an_owner_are_cleaned(tmp_path):
+    alive = Workspace(tmp_path)
+    stale = tmp_path / f"{PREFIX}stale"
+    stale.mkdir()
+    (stale / "owner").touch()
+    unrelated = tmp_path / f"{PREFIX}unrelated"
+    unrelated.mkdir()
+    second = Workspace(tmp_path)
+    assert alive.path.exists() and second.path.exists() and unrelated.exists() and not stale.exists()
+    alive.remove()
+    alive.remove()
+    second.remove()
+
+
+def test_close_is_idempotent_and_wakes_those_who_wait(pocket_root, appworld_venv, task):
+    environments = AppWorldEnvironments(pocket_root, venv=appworld_venv, max_episodes=1)
+    episode = environments.open(task)
+    caught = []
+
+    def wait():
+        try:
+            environments.open(task)
+        except HostFault as error:
+            caught.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    time.sleep(0.2)
+    workspace = environments._workspace.path
+    environments.close()
+    environments.close()
+    waiter.join(5)
+    assert len(caught) == 1
+    with pytest.raises(HostFault):
+        environments.open(task)
+    with pytest.raises(HostFault):
+        episode.step("print(1)")
+    episode.close()
+    assert not workspace.exists() and not processes_below(str(workspace))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_episodes": 0}, "max_episodes=0 must be"),
+        ({"step_timeout_s": 0.5}, "step_timeout_s=0.5 must be"),
+        ({"step_timeout_s": float("nan")}, "step_timeout_s=nan must be"),
+        ({"max_interactions": None}, "max_interactions=None must be"),
+        ({"venv": "/nowhere"}, "gvpo-trl appworld setup"),
+        ({"output_dir": "/proc/nowhere"}, "output_dir='/proc/nowhere' cannot be written"),
+        ({"output_dir": "/tmp/memory"}, "'memory'"),
+        ({"root": "/nowhere"}, "gvpo-trl appworld pocket --root DIR"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(pocket_root, appworld_venv, values, message):
+    with pytest.raises(SetupError, match=message) as raised:
+        AppWorldEnvironments(**({"root": pocket_root, "venv": appworld_venv} | values))
+    assert len(str(raised.value).splitlines()) <= 2
+
+
+def test_open_from_a_thread_that_ends_keeps_the_host(own, task):
+    """The kernel's death signal counts threads as parents: a host must outlive the thread that started it."""
+    environments = AppWorldEnvironments(own.root, venv=own._hosts.launch.python.parents[1])
+    opened = []
+    thread = threading.Thread(target=lambda: opened.append(environments.open(task)))
+    thread.start()
+    thread.join()
+    time.sleep(0.2)
+    with environments, opened[0] as episode:
+        assert episode.step("print(1)").failure is None
+        assert episode.step("raise Exception").failure is FailureKind.RUNTIME
