@@ -1,0 +1,184 @@
+"""What a scenario family is, and the pieces of code that all families share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .vocabulary import Draw, Person, person
+
+Values = dict[str, Any]
+NORMAL_SPLITS = ("train", "dev", "test_normal")
+CHALLENGE_SPLITS = ("test_challenge",)
+
+
+class Row(NamedTuple):
+    """One record to create; a field given as `"@label"` takes the id of the earlier row with that label."""
+
+    app: str
+    model: str
+    fields: dict[str, Any]
+    label: str | None = None
+
+
+class Slip(NamedTuple):
+    """A turn that goes wrong, and in a few words how."""
+
+    code: str
+    label: str
+
+
+class Check(NamedTuple):
+    """One unit test of a task: what is required, the body of its `with test(...)` block, its label.
+
+    `label` is `no_op_fail` where the test fails on an untouched world, else `no_op_pass`.
+    """
+
+    requirement: str
+    code: str
+    label: str = "no_op_fail"
+
+
+def equal(requirement: str, left: str, right: str) -> Check:
+    """A test that two expressions of the evaluation are equal."""
+    return Check(requirement, f'test.case({left}, "==", {right})')
+
+
+def among(requirement: str, member: str, group: str) -> Check:
+    """A test that one expression of the evaluation is in another."""
+    return Check(requirement, f'test.case({member}, "in", {group})')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A kind of task: everything about it that depends on the drawn values is a function of them.
+
+    `turns(values)` is the reference solution, one string of Python a turn, for a fresh world. `slips(values)` has one
+    list a turn: code that ends in an error when it is run in place of that turn, after the turns before it.
+    `wrong_ends(values)` run in place of the last turn, complete the task, and leave at least one test failing.
+    AppWorld ignores an argument that an API does not have: a wrong name for an optional one is such an end, no error.
+    """
+
+    name: str
+    apps: tuple[str, ...]
+    difficulty: int  # 1 to 3
+    phrases: tuple[str, ...]  # instruction templates over the values
+    draw: Callable[[Draw], Values]
+    rows: Callable[[Values], list[Row]]
+    turns: Callable[[Values], list[str]]
+    slips: Callable[[Values], list[list[Slip]]]
+    wrong_ends: Callable[[Values], list[Slip]]
+    changes: str  # evaluation source before the tests: what changed in the world
+    checks: tuple[Check, ...]
+    facts: Callable[[Values], dict[str, Any]] = lambda values: {}  # what the tests need besides the values
+    answer: Callable[[Values], str | None] = lambda values: None
+    documented: tuple[str, str] | None = None  # (app, api) whose arguments the solution looks up first
+    splits: tuple[str, ...] = NORMAL_SPLITS
+
+    def sample(self, draw: Draw) -> Values:
+        """Draw the values of one task: `supervisor` is a first name, `phrase` the index of a template."""
+        supervisor = draw.name()
+        return {"supervisor": supervisor, "phrase": draw.choice(range(len(self.phrases))), **self.draw(draw)}
+
+    def instruction(self, values: Values) -> str:
+        """The task's text."""
+        return self.phrases[values["phrase"]].format(**values)
+
+    def supervisor(self, values: Values) -> Person:
+        """The person who gives the task."""
+        return person(values["supervisor"])
+
+    def evaluation(self) -> str:
+        """Source of the task's `evaluation.py`."""
+        lines = [EVALUATION_HEAD, *(f"    {line}" for line in self.changes.strip().splitlines())]
+        for check in self.checks:
+            lines.append(f"    with test({check.requirement!r}):")
+            lines.extend(f"        {line}" for line in check.code.strip().splitlines())
+        return "\n".join(lines) + "\n"
+
+    def solution(self, values: Values) -> str:
+        """The reference solution as one function, the form in which AppWorld keeps it."""
+        body = "\n".join(self.turns(values)).splitlines()
+        return "\n".join(["def solution(apis, requester):", *(f"    {line}" for line in body)]) + "\n"
+
+
+EVALUATION_HEAD = '''"""Unit tests of a pocket task."""
+
+import json
+import re
+
+
+def only(records):
+    """The one record, or None when there is none or more than one."""
+    return records[0] if len(records) == 1 else None
+
+
+def answer_words(models):
+    """The given answer as lower-case words and numbers."""
+    given = json.loads(models.end.supervisor.Task.all()[0].answer)
+    return re.findall(r"[a-z0-9:]+", str(given).lower())
+
+
+def evaluate(test, public_data, private_data, main_user, models, ground_truth_answer):
+    """Run the tests against the world before and after."""'''
+
+
+def docs(app: str, api: str) -> str:
+    """A turn that prints the names of an API's arguments."""
+    return (
+        f'for p in apis.api_docs.show_api_doc(app_name="{app}", api_name="{api}")["parameters"]:\n    print(p["name"])'
+    )
+
+
+def docs_slips(app: str, api: str) -> list[Slip]:
+    """How looking up an API goes wrong."""
+    code = docs(app, api)
+    return [
+        swap(code, "app_name=", "app=", "wrong argument name"),
+        swap(code, f'api_name="{api}"', f'api_name="{app}"', "an API that is not there"),
+        swap(code, 'p["name"]', 'p["argument"]', "wrong key"),
+    ]
+
+
+def login(app: str, username: str = "email") -> str:
+    """A turn that logs the supervisor in to an app; `username` is the field of the profile that the app wants."""
+    return (
+        'pw = {a["account_name"]: a["password"] for a in apis.supervisor.show_account_passwords()}\n'
+        f'token = apis.{app}.login(username=apis.supervisor.show_profile()["{username}"], password=pw["{app}"])'
+        '["access_token"]'
+    )
+
+
+def login_slips(app: str, username: str = "email") -> list[Slip]:
+    """How logging in goes wrong."""
+    code = login(app, username)
+    other = "email" if username == "phone_number" else "first_name"
+    return [
+        swap(code, "login(username=", f"login({username}=", "wrong argument name"),
+        swap(code, f'show_profile()["{username}"]', f'show_profile()["{other}"]', "wrong user name"),
+        swap(code, f'pw["{app}"]', 'pw["password"]', "wrong key"),
+        swap(code, "login(", "log_in(", "an API that is not there"),
+    ]
+
+
+def swap(code: str, old: str, new: str, label: str) -> Slip:
+    """`code` with every `old` replaced by `new`.
+
+    Raises:
+        ValueError: `old` is not in the code, so the slip would be none.
+    """
+    if old not in code:
+        raise ValueError(f"{old!r} is not in the code:\n{code}")
+    return Slip(code.replace(old, new), label)
+
+
+def no_token(code: str) -> Slip:
+    """`code` with the access tokens left out."""
+    return Slip(code.replace(", access_token=token", "").replace("access_token=token", ""), "no access token")
+
+
+def misspelt_token(code: str) -> Slip:
+    """`code` with an access token variable that does not exist."""
+    return swap(code, "access_token=token", "access_token=access_token", "undefined name")
+
+
+DONE = "apis.supervisor.complete_task()"
