@@ -1,5 +1,6 @@
 """Turns from transformers' `generate`: the plain path, which reads the whole history again each turn."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -37,11 +38,12 @@ class _TransformersGenerate:
         for row, request in enumerate(requests):
             ids[row, longest - len(request.ids) :] = torch.tensor(request.ids)
             mask[row, longest - len(request.ids) :] = 1
+        config = copy.copy(self.config)
+        config.max_new_tokens = max(request.max_new_tokens for request in requests)
         output = self.model.generate(
             input_ids=ids.to(device),
             attention_mask=mask.to(device),
-            generation_config=self.config,
-            max_new_tokens=max(request.max_new_tokens for request in requests),
+            generation_config=config,
         )
         sampled = output[:, longest:].tolist()
         return [Turn(ids=self._turn(row, request)) for row, request in zip(sampled, requests, strict=True)]
