@@ -73,11 +73,11 @@ class GVPOTrainer(GRPOTrainer):
             raise ValueError("tools and environment_factory are TRL's own loop; GVPOTrainer takes rollout_func alone.")
         check_datasets(train_dataset, eval_dataset)
         self.rollout_rows: list[dict[str, Any]] = []
-        self._rewards_per_func: torch.Tensor
         self._outcomes: list[tuple[str, bool | None]] = []
         reward_funcs = passed_tests_share if reward_funcs is None else reward_funcs
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
-        self._check_eval_groups()
+        if eval_dataset is not None:
+            self._check_eval_groups()
         self._traces = TraceWriter(Path(args.output_dir) / "trajectories", rank=args.process_index)
 
     # The method
@@ -201,17 +201,17 @@ class GVPOTrainer(GRPOTrainer):
         ):
             yield model
 
-    def record_rollout(self, trajectories: list[Trajectory], generate_s: float, seconds: float) -> None:
-        """Log what the rollout callback saw: metrics, evaluation outcomes, traces."""
-        sums = rollout_sums(trajectories)
-        sums["rollout/generate_seconds"] = (generate_s, 1)
-        sums["rollout/environment_seconds"] = (seconds - generate_s, 1)
-        self._add_metrics(sums)
-        if self._mode == "eval":
-            outcomes = [(t.task_id, None if t.score is None else t.score.success) for t in trajectories]
-            self._outcomes.extend(gather_object(outcomes))
+    def record_rollout(self, trajectories: list[Trajectory], generate_s: float, seconds: float, in_metrics: bool):
+        """Keep what the rollout callback saw: traces, metrics for the next log, outcomes of an evaluation."""
         if self.args.log_trajectories:
             self._traces.write(trajectories, step=self.state.global_step, mode=self._mode)
+        if in_metrics:
+            times = {"generate": generate_s, "environment": seconds - generate_s}
+            sums = {f"rollout/{name}_seconds": (value, 1) for name, value in times.items()}
+            self._add_metrics(rollout_sums(trajectories) | sums)
+            if self._mode == "eval":
+                outcomes = [(t.task_id, None if t.score is None else t.score.success) for t in trajectories]
+                self._outcomes.extend(gather_object(outcomes))
 
     # Bookkeeping
 
@@ -225,7 +225,7 @@ class GVPOTrainer(GRPOTrainer):
 
     def _check_eval_groups(self) -> None:
         rows = self.args.per_device_eval_batch_size * self.args.world_size
-        if self.eval_dataset is not None and rows % self.num_generations_eval:
+        if rows % self.num_generations_eval:
             raise ValueError(
                 f"per_device_eval_batch_size={self.args.per_device_eval_batch_size} on {self.args.world_size} "
                 f"process(es) must hold whole groups of {self.num_generations_eval} samples; set it to a multiple of "

@@ -82,9 +82,17 @@ class MultiTurnRollout:
         return self._rows(self.attempt(task_ids, prompts, trainer), trainer)
 
     def attempt(
-        self, task_ids: Sequence[str], prompts: Sequence[list[dict[str, Any]]], trainer: Any
+        self,
+        task_ids: Sequence[str],
+        prompts: Sequence[list[dict[str, Any]]],
+        trainer: Any,
+        *,
+        in_metrics: bool = True,
     ) -> list[Trajectory]:
-        """Attempt each task once with the trainer's model as it is, log what happened, and return the trajectories."""
+        """Attempt each task once with the trainer's model as it is, and return the trajectories.
+
+        They are written to the traces, and counted in the metrics of the trainer's next log if `in_metrics`.
+        """
         chat = Chat(
             trainer.tokenizer,
             trainer.eos_token_ids,
@@ -96,7 +104,8 @@ class MultiTurnRollout:
         with trainer.generation_session() as generate:
             clock = _Clock(generate)
             trajectories = loop.run(task_ids, prompts, clock)
-        trainer.record_rollout(trajectories, clock.seconds, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        trainer.record_rollout(trajectories, clock.seconds, seconds, in_metrics=in_metrics)
         return trajectories
 
     def _rows(self, trajectories: list[Trajectory], trainer: Any) -> dict[str, Any]:
