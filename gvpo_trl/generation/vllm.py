@@ -31,9 +31,13 @@ def vllm_session(trainer: Any) -> Iterator[Generate]:
     def generate(requests: Sequence[TurnRequest]) -> list[Turn]:
         engine.max_completion_length = max(request.max_new_tokens for request in requests)
         _, ids, logprobs, _ = engine.generate([request.ids for request in requests], images=None, num_generations=1)
+        logprobs = [None] * len(ids) if logprobs is None else [[top[0] for top in tops] for tops in logprobs]
         return [
-            Turn(ids=list(row[: request.max_new_tokens]), logprobs=[top[0] for top in tops[: request.max_new_tokens]])
-            for row, tops, request in zip(ids, logprobs, requests, strict=True)
+            Turn(
+                ids=list(row[: request.max_new_tokens]),
+                logprobs=None if sampled is None else sampled[: request.max_new_tokens],
+            )
+            for row, sampled, request in zip(ids, logprobs, requests, strict=True)
         ]
 
     try:

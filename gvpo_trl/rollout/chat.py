@@ -13,9 +13,7 @@ from typing import Any
 
 _SENTINEL = "gvpo-assistant-turn"
 _OBSERVATION = "gvpo-observation"
-_MARK = re.compile(
-    r"^(?P<indent>[ \t]*)```[ \t]*(?P<language>[\w+-]*)[ \t]*\r?$|<(?P<closes>/?)think>", re.MULTILINE
-)
+_MARK = re.compile(r"^(?P<indent>[ \t]*)```[ \t]*(?P<language>[\w+-]*)[ \t]*\r?$|<(?P<closes>/?)think>", re.MULTILINE)
 _LANGUAGES = ("", "python", "py")
 _CUT = "\n[… {left_out} of {total} tokens left out …]\n"
 _NOT_KEPT = (

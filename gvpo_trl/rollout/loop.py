@@ -283,7 +283,7 @@ def _score(episode: Episode) -> Score:
     try:
         score = episode.score()
     finally:
-        episode.close()
+        _close_episode(episode)
     return _replace(score, seconds=time.perf_counter() - started)
 
 
@@ -291,7 +291,15 @@ def _close(attempt: _Attempt) -> None:
     if attempt.opening is not None and (attempt.opening.cancel() or attempt.opening.exception() is not None):
         return
     if attempt.opening is not None:
-        attempt.opening.result().close()
+        _close_episode(attempt.opening.result())
+
+
+def _close_episode(episode: Episode) -> None:
+    """Close an episode; one that cannot be closed costs neither its score nor the others their closing."""
+    try:
+        episode.close()
+    except EnvironmentFault as fault:
+        logger.warning("An episode of task %s was not closed: %s", episode.reset.task_id, _describe(fault))
 
 
 def _describe(fault: EnvironmentFault) -> str:

@@ -9,7 +9,7 @@ from tests.support.tiny import SPECIAL, tiny_tokenizer
 
 FOLDER = Path(__file__).resolve().parents[1] / "templates"
 LLAMA_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-ENDS = {name: "<|im_end|>" for name in ("qwen2", "qwen2.5", "qwen3", "smollm2")} | {"llama3": "<|eot_id|>"}
+ENDS = dict.fromkeys(("qwen2", "qwen2.5", "qwen3", "smollm2"), "<|im_end|>") | {"llama3": "<|eot_id|>"}
 """The end-of-turn token of each template in `tests/templates`."""
 
 
