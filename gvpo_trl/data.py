@@ -12,6 +12,8 @@ def check_datasets(train_dataset: Any, eval_dataset: Any) -> None:
     Raises:
         ValueError: without rows, without `prompt` or `task_id`, or with prompts that are no conversations.
     """
+    if train_dataset is None:
+        raise ValueError("train_dataset is missing; pass one with 'prompt' and 'task_id', as load_tasks makes it.")
     evals = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
     for name, dataset in (("train_dataset", train_dataset), *(("eval_dataset", each) for each in evals)):
         columns = getattr(dataset, "column_names", None)

@@ -1,0 +1,122 @@
+"""A user's mistakes end in one sentence, before a model is loaded where that is possible."""
+
+import pytest
+from datasets import Dataset, IterableDataset
+from trl import GRPOConfig
+
+from gvpo_trl import GVPOConfig, GVPOTrainer, MultiTurnRollout
+from tests.support.tiny import tiny_tokenizer
+from tests.support.toy import ToyEnvironment
+from tests.support.training import FAIL, finish, make_trainer, tasks
+
+NOWHERE = "/no/such/model"
+"""Loading this model fails, so what is refused before it says something else."""
+
+
+def refuse(tmp_path, words, *, config=GVPOConfig, **arguments):
+    with pytest.raises(ValueError, match=words):
+        GVPOTrainer(
+            **{
+                "model": NOWHERE,
+                "args": config(str(tmp_path), use_cpu=True, bf16=False, report_to="none"),
+                "train_dataset": tasks(2),
+                "rollout_func": MultiTurnRollout(ToyEnvironment()),
+            }
+            | arguments
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"rollout_func": None}, r"rollout_func is missing; pass MultiTurnRollout"),
+        ({"tools": [print]}, "takes rollout_func alone"),
+        ({"environment_factory": ToyEnvironment}, "takes rollout_func alone"),
+        ({"config": GRPOConfig}, "args is a GRPOConfig; GVPOTrainer needs a GVPOConfig"),
+        ({"train_dataset": None}, "train_dataset is missing"),
+        (
+            {"train_dataset": tasks(2).remove_columns("task_id")},
+            r"train_dataset has no column 'task_id' \(it has prompt\)",
+        ),
+        ({"train_dataset": tasks(2).remove_columns("prompt")}, "train_dataset has no column 'prompt'"),
+        ({"train_dataset": tasks(2).select([])}, "train_dataset is empty"),
+        (
+            {"train_dataset": Dataset.from_dict({"prompt": ["Do it."], "task_id": ["t_1"]})},
+            "lists of messages.*'Do it.'",
+        ),
+        ({"train_dataset": Dataset.from_dict({"prompt": [["Do it."]], "task_id": ["t_1"]})}, "lists of messages"),
+        ({"train_dataset": Dataset.from_dict({"prompt": [[]], "task_id": ["t_1"]})}, "lists of messages"),
+        ({"eval_dataset": tasks(2).remove_columns("task_id")}, "eval_dataset has no column 'task_id'"),
+        ({"eval_dataset": {"dev": tasks(2), "test": tasks(2).select([])}}, "eval_dataset is empty"),
+    ],
+)
+def test_refused_before_the_model_is_loaded(tmp_path, arguments, words):
+    refuse(tmp_path, words, **arguments)
+
+
+def test_a_tokenizer_without_a_chat_template(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    trainer = make_trainer(tmp_path, [[FAIL]], tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="has no chat template"):
+        trainer.one_batch()
+
+
+def test_a_budget_smaller_than_the_prompt(tmp_path):
+    trainer = make_trainer(tmp_path, [[FAIL]], max_context_length=10)
+    with pytest.raises(ValueError, match=r"t0_1.*10"):
+        trainer.one_batch()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"max_turns": 0}, "max_turns=0 must be at least 1"),
+        ({"max_turn_length": -1}, "max_turn_length=-1 must be at least 1"),
+        ({"max_observation_length": 0}, "max_observation_length=0 must be at least 1"),
+        ({"observation_template": "Output:"}, "must hold {observation}"),
+        ({"straggler_s": -1.0}, "straggler_s=-1.0 must be >= 0"),
+    ],
+)
+def test_a_rollout_that_cannot_be(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        MultiTurnRollout(ToyEnvironment(), **arguments)
+
+
+def test_a_reward_function_that_returns_too_few(tmp_path):
+    trainer = make_trainer(tmp_path, [[FAIL]], reward_funcs=lambda task_id, **columns: [0.0])
+    with pytest.raises(ValueError, match="returned 1 rewards, but 4 were expected"):
+        trainer.one_batch()
+
+
+def test_a_stream_of_tasks_trains(tmp_path):
+    """Its length is unknown, its rows are repeated by TRL; each keeps its own trajectory."""
+
+    def stream():
+        yield from tasks(4)
+
+    trainer = make_trainer(
+        tmp_path,
+        [[FAIL, finish(1, 0)], [finish(1, 1)], [finish(0, 1)], [finish(1, 1)]],
+        train_dataset=IterableDataset.from_generator(stream),
+        shuffle_dataset=False,
+    )
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert (logged["reward"], logged["rollout/turns"]) == (0.5, 1.25)
+
+
+def test_a_stream_with_known_columns_and_no_length(tmp_path):
+    stream = tasks(4).to_iterable_dataset()
+    trainer = make_trainer(tmp_path, [[finish(1, 1)]], train_dataset=stream, shuffle_dataset=False)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    with pytest.raises(ValueError, match="no column 'task_id'"):
+        make_trainer(tmp_path, [[FAIL]], train_dataset=stream.remove_columns("task_id"))
+
+
+def test_the_default_reward_is_the_share_of_passed_tests(tmp_path):
+    trainer = make_trainer(tmp_path, [[finish(1, 3)], [finish(1, 0)]])
+    assert trainer.reward_func_names == ["passed_tests_share"]
+    trainer.train()
+    assert trainer.state.log_history[0]["reward"] == 0.625  # (1/4 + 1) / 2
