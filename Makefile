@@ -12,7 +12,7 @@ POCKET ?= data/pocket
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 APPWORLD := gvpo_trl/environments/appworld
 POCKET_SOURCES := $(wildcard $(APPWORLD)/pocket*.py $(APPWORLD)/families/*)
 SAY := @printf '==> %s\n'
@@ -64,7 +64,7 @@ $(VENV)/.stamp-torch: $(VENV)/.stamp-venv
 	@touch $@
 
 $(VENV)/.stamp-package: $(VENV)/.stamp-torch setup.cfg pyproject.toml
-	$(SAY) "gvpo-trl and what it needs"
+	$(SAY) "gvpo-trl and what it needs (a minute or two)"
 	@$(PIP) --editable '.[dev,notebooks,plots]'
 	@touch $@
 
