@@ -67,6 +67,12 @@ class GVPOConfig(GRPOConfig):
         max_context_length (`int`, *optional*):
             Tokens of prompt and trajectory together. Defaults to vLLM's `vllm_max_model_length` where that is set,
             else to the model's `max_position_embeddings`.
+        kv_cache_tokens (`int`, *optional*, defaults to `262144`):
+            Tokens whose keys and values stay between turns when the model itself generates (without vLLM), over all
+            trajectories of a process; the least recently used go first. `0` reads the whole history again each turn.
+        stop_after_code (`bool`, *optional*, defaults to `False`):
+            End a turn with its first closed code block, without vLLM. The end-of-turn token that the model then did
+            not sample is put in by the template and is not trained on.
         no_code_is_failure (`bool`, *optional*, defaults to `True`):
             Whether a turn without code to run counts as a failed step.
         mask_truncated_completions (`bool`, *optional*, defaults to `False`):
@@ -110,6 +116,12 @@ class GVPOConfig(GRPOConfig):
     max_observation_length: int = field(default=3000, metadata={"help": "Tokens of one observation."})
     max_context_length: int | None = field(
         default=None, metadata={"help": "Tokens of prompt and trajectory; the model's own limit when not set."}
+    )
+    kv_cache_tokens: int = field(
+        default=262144, metadata={"help": "Tokens whose keys and values stay between turns, without vLLM; 0: none."}
+    )
+    stop_after_code: bool = field(
+        default=False, metadata={"help": "End a turn with its first closed code block, without vLLM."}
     )
     no_code_is_failure: bool = field(
         default=True, metadata={"help": "Whether a turn without code counts as a failed step."}
@@ -188,6 +200,13 @@ class GVPOConfig(GRPOConfig):
         if self.remove_unused_columns:
             raise ValueError(
                 "remove_unused_columns=True would drop the column 'task_id', which the rollout needs; leave it False."
+            )
+        if self.kv_cache_tokens < 0:
+            raise ValueError(f"kv_cache_tokens={self.kv_cache_tokens} must be >= 0; 0 keeps no cache.")
+        if self.stop_after_code and self.use_vllm:
+            raise ValueError(
+                "stop_after_code=True works without vLLM only; with use_vllm=True give vLLM a stop string through "
+                "generation_kwargs={'stop': ['\\n```\\n'], 'include_stop_str_in_output': True}."
             )
         if self.use_transformers_continuous_batching:
             raise ValueError(

@@ -1,56 +1,324 @@
-"""Turns from transformers' `generate`: the plain path, which reads the whole history again each turn."""
+"""Turns from transformers' `generate`, with each trajectory's key-value cache kept from one turn to the next.
+
+A trajectory of n turns would read its own history n times. Here the keys and values of what it has read stay, one
+compact tensor a layer and trajectory, so any set of trajectories can form the next batch: some may have ended, others
+just begun. A batch is laid out exactly as without a cache, left-padded and without holes, which keeps greedy tokens
+the same: the last `fresh` tokens of every row are fed, and what stands before them comes from the cache.
+
+    ids     (B, L)   . . p p p p a a b b     p prompt, a sampled, b bridge, . padding
+    cached           |---------------|
+    fed                              |---|   fresh = the most that any row has to read
+"""
 
 import copy
+import logging
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation import (
+    MinPLogitsWarper,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
+from gvpo_trl.rollout.chat import extract_code
 from gvpo_trl.rollout.types import Generate, Turn, TurnRequest
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def transformers_session(trainer: Any) -> Iterator[Generate]:
     """Yield a `Generate` over the trainer's model, unwrapped once for the whole rollout.
 
+    The caches go with the session: no cache outlives a change of the weights.
+
     Args:
         trainer: a `GVPOTrainer`; its `generation_config` holds temperature, `top_p`, … and its end-of-turn ids.
     """
     with trainer.model_for_generation() as model:
-        yield _TransformersGenerate(model, trainer.generation_config, trainer.eos_token_ids, trainer.pad_token_id)
+        yield TransformersGenerate(
+            model,
+            trainer.generation_config,
+            trainer.eos_token_ids,
+            trainer.pad_token_id,
+            kv_cache_tokens=trainer.args.kv_cache_tokens,
+            stop_after_code=trainer.tokenizer if trainer.args.stop_after_code else None,
+        )
 
 
-class _TransformersGenerate:
-    def __init__(self, model: torch.nn.Module, config: GenerationConfig, end_ids: Sequence[int], pad_id: int):
+@dataclass(slots=True)
+class _Kept:
+    """What a trajectory has read: n ids and, for each layer, keys and values of shape (heads, n, head size)."""
+
+    ids: list[int]
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class TransformersGenerate:
+    """Samples turns in batches; see the module's docstring.
+
+    Args:
+        model: a causal language model, its weights fixed while this object lives.
+        config: sampling settings.
+        end_ids: ids that end a turn.
+        pad_id: fills rows up; never attended to.
+        kv_cache_tokens: tokens to keep the cache of, over all trajectories; the least recently used go first. 0 reads
+            the whole history again each turn.
+        stop_after_code: a tokenizer to end turns with that close a code block, `None` to wait for an end-of-turn id.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        config: GenerationConfig,
+        end_ids: Sequence[int],
+        pad_id: int,
+        *,
+        kv_cache_tokens: int = 0,
+        stop_after_code: Any | None = None,
+    ):
         self.model = model
-        self.config = config
         self.end_ids = frozenset(end_ids)
         self.pad_id = pad_id
+        self.fed_tokens = 0  # prompt and history tokens that went through the model, padding included
+        self._tokenizer = stop_after_code
+        self._capacity = kv_cache_tokens if kv_cache_tokens and can_keep_cache(model, config) else 0
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._config, self._warpers = _split_warpers(config)
 
+    @torch.no_grad()
     def __call__(self, requests: Sequence[TurnRequest]) -> list[Turn]:
         """Sample one turn per request; the batch runs to the longest budget and each turn is cut to its own."""
+        known = [self._known(request) for request in requests]
+        unread = [request for request, length in zip(requests, known, strict=True) if not length]
+        if self._capacity and 0 < len(unread) < len(requests):
+            self._read(unread)  # rows that begin now must not make the others read their history again
+            known = [self._known(request) for request in requests]
         longest = max(len(request.ids) for request in requests)
-        device = next(self.model.parameters()).device
-        ids = torch.full((len(requests), longest), self.pad_id)
-        mask = torch.zeros_like(ids)
-        for row, request in enumerate(requests):
-            ids[row, longest - len(request.ids) :] = torch.tensor(request.ids)
-            mask[row, longest - len(request.ids) :] = 1
-        config = copy.copy(self.config)
+        fresh = max(len(request.ids) - length for request, length in zip(requests, known, strict=True))
+        ids, mask = self._pad([request.ids for request in requests], longest)
+        self.fed_tokens += fresh * len(requests)
+        config = copy.copy(self._config)
+        config.return_dict_in_generate = True
         config.max_new_tokens = max(request.max_new_tokens for request in requests)
+        recorder = _LogprobRecorder()
         output = self.model.generate(
-            input_ids=ids.to(device),
-            attention_mask=mask.to(device),
+            input_ids=ids,
+            attention_mask=mask,
             generation_config=config,
+            cache=self._assemble(requests, longest - fresh, fresh) if self._capacity else None,
+            logits_processor=LogitsProcessorList([*self._warpers, recorder]),
+            stopping_criteria=self._stopping(longest),
         )
-        sampled = output[:, longest:].tolist()
-        return [Turn(ids=self._turn(row, request)) for row, request in zip(sampled, requests, strict=True)]
+        sampled = output.sequences[:, longest:]
+        logprobs = recorder.finish(sampled).tolist()
+        turns = [
+            self._turn(row, scores, request)
+            for row, scores, request in zip(sampled.tolist(), logprobs, requests, strict=True)
+        ]
+        if self._capacity:
+            self._keep(requests, turns, output.cache, longest)
+        return turns
 
-    def _turn(self, sampled: list[int], request: TurnRequest) -> list[int]:
-        """Up to and with the first end-of-turn id; what follows it is padding."""
-        for position, token in enumerate(sampled[: request.max_new_tokens]):
+    def _turn(self, sampled: list[int], logprobs: list[float], request: TurnRequest) -> Turn:
+        """Up to and with the first end-of-turn id, or as far as the code block that ended the turn."""
+        length = min(len(sampled), request.max_new_tokens)
+        for position, token in enumerate(sampled[:length]):
             if token in self.end_ids:
-                return sampled[: position + 1]
-        return sampled[: request.max_new_tokens]
+                length = position + 1
+                break
+        if self._tokenizer is not None:
+            length = _length_to_closed_block(self._tokenizer, sampled[:length])
+        return Turn(ids=sampled[:length], logprobs=logprobs[:length])
+
+    def _stopping(self, prompt_length: int) -> StoppingCriteriaList | None:
+        if self._tokenizer is None:
+            return None
+        return StoppingCriteriaList([_ClosedBlock(self._tokenizer, prompt_length)])
+
+    def _pad(self, rows: Sequence[list[int]], width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.full((len(rows), width), self.pad_id)
+        mask = torch.zeros_like(ids)
+        for row, tokens in enumerate(rows):
+            ids[row, width - len(tokens) :] = torch.tensor(tokens)
+            mask[row, width - len(tokens) :] = 1
+        device = next(self.model.parameters()).device
+        return ids.to(device), mask.to(device)
+
+    # The cache
+
+    def _known(self, request: TurnRequest) -> int:
+        """How many leading ids of the request are in the cache; always leaves one to feed."""
+        kept = self._kept.get(request.trajectory)
+        if kept is None:
+            return 0
+        length = min(len(kept.ids), len(request.ids) - 1)
+        if kept.ids[:length] != request.ids[:length]:  # the trajectory began again
+            del self._kept[request.trajectory]
+            return 0
+        return length
+
+    def _read(self, requests: Sequence[TurnRequest]) -> None:
+        """Fill the cache with all but the last token of each request."""
+        longest = max(len(request.ids) for request in requests) - 1
+        if longest < 1:
+            return
+        ids, mask = self._pad([request.ids[:-1] for request in requests], longest)
+        self.fed_tokens += ids.numel()
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        output = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            cache=DynamicCache(),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        for row, request in enumerate(requests):
+            self._store(request.trajectory, request.ids[:-1], output.cache, row, longest)
+
+    def _assemble(self, requests: Sequence[TurnRequest], width: int, fresh: int) -> DynamicCache | None:
+        """The cache of the batch's first `width` positions: what stands before the last `fresh` tokens of each row."""
+        cache = DynamicCache()
+        if not width:
+            return cache
+        lengths = [max(0, len(request.ids) - fresh) for request in requests]
+        kept = [self._kept.get(request.trajectory) for request in requests]
+        template = next(entry for entry in kept if entry is not None)
+        for number, (key, _) in enumerate(template.layers):
+            keys = key.new_zeros(len(requests), key.shape[0], width, key.shape[2])
+            values = template.layers[number][1]
+            values = values.new_zeros(len(requests), values.shape[0], width, values.shape[2])
+            for row, (entry, length) in enumerate(zip(kept, lengths, strict=True)):
+                if length:
+                    keys[row, :, width - length :] = entry.layers[number][0][:, :length]
+                    values[row, :, width - length :] = entry.layers[number][1][:, :length]
+            cache.update(keys, values, number)
+        return cache
+
+    def _keep(self, requests: Sequence[TurnRequest], turns: list[Turn], cache: DynamicCache, longest: int) -> None:
+        length = cache.get_seq_length()
+        for row, (request, turn) in enumerate(zip(requests, turns, strict=True)):
+            end = min(longest + len(turn.ids), length)  # the last token of the longest turn was never fed
+            ids = (request.ids + turn.ids)[: len(request.ids) + end - longest]
+            self._store(request.trajectory, ids, cache, row, end)
+
+    def _store(self, trajectory: int, ids: list[int], cache: DynamicCache, row: int, end: int) -> None:
+        layers = [
+            (layer.keys[row, :, end - len(ids) : end].clone(), layer.values[row, :, end - len(ids) : end].clone())
+            for layer in cache.layers
+        ]
+        self._kept[trajectory] = _Kept(ids, layers)
+        self._kept.move_to_end(trajectory)
+        while sum(len(kept.ids) for kept in self._kept.values()) > self._capacity:
+            self._kept.popitem(last=False)
+
+
+def can_keep_cache(model: torch.nn.Module, config: GenerationConfig) -> bool:
+    """Whether every layer's cache is keys and values by position; says once why not.
+
+    A recurrent or hybrid state cannot be cut to a length, prompt learning puts its own entries in front, and a cache
+    of another implementation was asked for on purpose.
+    """
+    if config.cache_implementation is not None:
+        reason = f"cache_implementation={config.cache_implementation!r} is set"
+    elif getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        reason = "the adapter is one of prompt learning"
+    else:
+        kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
+        if kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
+            return True
+        reason = f"{type(model).__name__} has cache layers of another kind"
+    if reason not in _SAID:
+        _SAID.add(reason)
+        logger.warning("No key-value cache is kept between turns, every turn reads the history again: %s.", reason)
+    return False
+
+
+_SAID: set[str] = set()
+
+
+def _split_warpers(config: GenerationConfig) -> tuple[GenerationConfig, list[LogitsProcessor]]:
+    """Take temperature, `top_k`, `top_p` and `min_p` out of a configuration, as processors in transformers' order.
+
+    `generate` applies its own after everybody else's, where nothing could record the distribution sampled from.
+    """
+    config = copy.deepcopy(config)
+    if not config.do_sample:
+        return config, []
+    warpers: list[LogitsProcessor] = []
+    if config.temperature not in (None, 1.0):
+        warpers.append(TemperatureLogitsWarper(config.temperature))
+    if config.top_k:
+        warpers.append(TopKLogitsWarper(config.top_k))
+    if config.top_p is not None and config.top_p < 1:
+        warpers.append(TopPLogitsWarper(config.top_p))
+    if config.min_p:
+        warpers.append(MinPLogitsWarper(config.min_p))
+    config.temperature, config.top_k, config.top_p, config.min_p = 1.0, 0, 1.0, None
+    return config, warpers
+
+
+class _LogprobRecorder(LogitsProcessor):
+    """Keeps the log-probability of each sampled token, one step of scores in memory at a time."""
+
+    def __init__(self):
+        self._last: torch.Tensor | None = None
+        self._columns: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self._take(input_ids[:, -1])
+        self._last = scores.float().log_softmax(dim=-1)
+        return scores
+
+    def finish(self, sampled: torch.Tensor) -> torch.Tensor:
+        """(B, T) log-probabilities of the sampled tokens; what stands behind a turn's end has no meaning."""
+        self._take(sampled[:, -1])
+        return torch.stack(self._columns[: sampled.shape[1]], dim=1)
+
+    def _take(self, tokens: torch.Tensor) -> None:
+        if self._last is not None:
+            self._columns.append(self._last.gather(1, tokens.unsqueeze(1)).squeeze(1))
+            self._last = None
+
+
+class _ClosedBlock(StoppingCriteria):
+    """Ends a row at the end of its first code block."""
+
+    def __init__(self, tokenizer: Any, prompt_length: int):
+        self._tokenizer = tokenizer
+        self._prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        done = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        for row, text in enumerate(self._tokenizer.batch_decode(input_ids[:, -1:])):
+            if "`" in text:  # whole turns are decoded only where a fence may just have ended
+                turn = self._tokenizer.decode(input_ids[row, self._prompt_length :], skip_special_tokens=True)
+                done[row] = _closes_block(turn)
+        return done
+
+
+def _closes_block(text: str) -> bool:
+    code = extract_code(text)
+    return code is not None and "```" in text[code.spans[0][1] :]
+
+
+def _length_to_closed_block(tokenizer: Any, ids: list[int]) -> int:
+    """The least number of leading ids that hold a whole code block; all of them when none does."""
+    low, high = 1, len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        if _closes_block(tokenizer.decode(ids[:middle], skip_special_tokens=True)):
+            high = middle
+        else:
+            low = middle + 1
+    return high
