@@ -192,13 +192,18 @@ class Chat:
 
     def _tokens_of(self, ids: Sequence[int], prefix: str) -> int:
         """The least number of leading ids whose text begins with the prefix, its last character complete."""
+
+        def complete(count: int) -> bool:
+            return self.text(ids[:count]).startswith(prefix)
+
         low, high = 0, len(ids)
         while low < high:
             middle = (low + high) // 2
-            if self.text(ids[:middle]).startswith(prefix):
-                high = middle
-            else:
-                low = middle + 1
+            low, high = (low, middle) if complete(middle) else (middle + 1, high)
+        # Byte-fallback tokenizers give up on a whole run of byte tokens while its last character is incomplete, which
+        # can hide a shorter answer; within a run there is one at most four ids, a character's bytes, before.
+        while (earlier := next((count for count in range(max(0, low - 4), low) if complete(count)), None)) is not None:
+            low = earlier
         return low
 
     def _after_assistant(self, observation: str) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from gvpo_trl.rollout.chat import Chat, extract_code
-from tests.support.templates import merging_tokenizer
+from tests.support.templates import byte_fallback_tokenizer, merging_tokenizer
 from tests.support.tiny import tiny_tokenizer
 
 TABLE = {
@@ -66,6 +66,7 @@ def test_spans_are_where_the_code_stands(text):
 MERGES = (("`", "`"), ("``", "`"), (")", "Ċ"), ("Ċ", "p"))
 
 
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer(), byte_fallback_tokenizer()], ids=["bytes", "byte fallback"])
 @pytest.mark.parametrize(
     ("text", "spans"),
     [
@@ -79,8 +80,7 @@ MERGES = (("`", "`"), ("``", "`"), (")", "Ċ"), ("Ċ", "p"))
         ("```\n😀x😀<|im_end|>", ["😀x😀"]),
     ],
 )
-def test_token_spans_cover_exactly_the_code_in_bytes(text, spans):
-    tokenizer = tiny_tokenizer()
+def test_token_spans_cover_exactly_the_code_in_bytes(text, spans, tokenizer):
     chat = Chat(tokenizer, [tokenizer.eos_token_id])
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     found = chat.token_spans(ids, extract_code(chat.text(ids)))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gvpo_trl.rollout.chat import Chat
-from tests.support.templates import merging_tokenizer
+from tests.support.templates import byte_fallback_tokenizer, merging_tokenizer
 from tests.support.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -83,6 +83,14 @@ def test_a_long_text_of_few_tokens_is_not_cut():
     text = "-" * 256 * 99
     assert chat.cut(text, 100) == text
     assert length(chat.cut(text * 3, 100), tokenizer) <= 100
+
+
+@pytest.mark.parametrize("budget", [1, 7, 30, 50])
+def test_the_budget_holds_for_a_tokenizer_that_falls_back_on_bytes(budget):
+    chat = Chat(byte_fallback_tokenizer(), [2])
+    cut = chat.cut("é😀 word " * 50, budget)
+    assert length(cut, chat.tokenizer) <= budget
+    assert "\ufffd" not in cut
 
 
 @settings(max_examples=40, deadline=None)

@@ -5,7 +5,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.support.tiny import SPECIAL, tiny_tokenizer
+from tests.support.tiny import CHATML, SPECIAL, tiny_tokenizer
 
 FOLDER = Path(__file__).resolve().parents[1] / "templates"
 LLAMA_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
@@ -28,9 +28,24 @@ def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """In SentencePiece's manner: `▁` for a space, one token a printable ASCII character, bytes for the rest."""
+    words = [*SPECIAL, "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
+    backend = Tokenizer(
+        models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[], byte_fallback=True, unk_token="<unk>")
+    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<|im_end|>")
+    with_special(fast, "<|im_start|>")
+    fast.chat_template = CHATML
+    return fast
+
+
 def merging_tokenizer(*merges: tuple[str, str]) -> PreTrainedTokenizerFast:
     """ChatML over one token a byte and one for each merge, in order."""
-    plain = tiny_tokenizer()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*SPECIAL, *alphabet, *(left + right for left, right in merges)]
     backend = Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=list(merges)))
@@ -38,6 +53,6 @@ def merging_tokenizer(*merges: tuple[str, str]) -> PreTrainedTokenizerFast:
     backend.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<|im_end|>")
     with_special(fast, "<|im_start|>")
-    fast.chat_template = plain.chat_template
+    fast.chat_template = CHATML
     fast.padding_side = "left"
     return fast
