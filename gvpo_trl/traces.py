@@ -90,9 +90,9 @@ def read_traces(run: Path) -> Iterator[dict[str, Any]]:
             f"{run} holds no trajectories; give the output_dir of a run with log_trajectories on (the default)."
         )
     for file in files:
-        with file.open(encoding="utf-8") as lines:
+        with file.open("rb") as lines:
             for line in lines:
                 try:
                     yield json.loads(line)
-                except json.JSONDecodeError:
+                except ValueError:  # no JSON, or no text at all
                     continue
