@@ -248,3 +248,19 @@ def test_no_descriptor_and_no_thread_is_left(environments, task):
     for _ in range(3):
         play()
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+def test_base_databases_cannot_be_written_through_a_descriptor(environments, pocket_root, task):
+    code = """
+os = __import__('posix')
+for fd in range(3, 64):
+    try:
+        target = os.readlink(f'/proc/self/fd/{fd}')
+    except OSError:
+        continue
+    if target.endswith('.db'):
+        print(target, __import__('fcntl').fcntl(fd, 3) & 3)
+"""
+    with environments.open(task) as episode:
+        for line in episode.step(code).text.splitlines():
+            assert line.endswith(" 0"), "a base database is open for writing"

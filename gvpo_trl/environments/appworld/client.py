@@ -1,7 +1,7 @@
 """AppWorld episodes as the trainer sees them: blocking calls with deadlines that this side keeps.
 
     trainer ── control ──▶ host ── fork ──▶ one process per episode      (holds the world, runs the agent's code)
-            ── control ──▶ evaluator ── fork ──▶ one process per score   (reads ground truth, after the agent is gone)
+                                ── fork ──▶ one process per evaluation   (reads ground truth, after the agent is gone)
 
 AppWorld itself is never imported here: an open world freezes the clock of its process.
 """
@@ -101,33 +101,25 @@ class AppWorldEnvironments:
             "memory_bytes": memory_mb * 1024 * 1024 if memory_mb else 0,
         }
 
-        def keeper(name: str, fault: type[EnvironmentFault]) -> HostKeeper:
-            script = Path(__file__).with_name(f"{name}.py")
-            launch = Launch(
-                name=name,
-                python=python,
-                script=script,
-                root=self.root,
-                workspace=self._workspace,
-                config=config,
-                fault=fault,
-            )
-            return HostKeeper(launch, max_restarts)
-
-        self._hosts = keeper("host", HostFault)
-        self._evaluators = keeper("evaluator", EvaluatorFault)
+        launch = Launch(
+            name="host",
+            python=python,
+            script=Path(__file__).with_name("host.py"),
+            root=self.root,
+            workspace=self._workspace,
+            config=config,
+            fault=HostFault,
+        )
+        self._hosts = HostKeeper(launch, max_restarts)
         self._numbers = itertools.count(1)
         self._slots = threading.Condition()
         self._live = 0
         self._closed = False
-        parts = (self._hosts, self._evaluators, self._workspace)
-        self._finalizer = weakref.finalize(self, _shut_down, os.getpid(), *parts)
+        self._finalizer = weakref.finalize(self, _shut_down, os.getpid(), self._hosts, self._workspace)
 
     def start(self) -> "AppWorldEnvironments":
-        """Start the processes and wait until they are warm; `open` does it otherwise."""
-        self._evaluators.launch_now()
+        """Start the host and wait until it is warm; `open` does it otherwise."""
         self._hosts.get()
-        self._evaluators.get()
         return self
 
     def open(self, task_id: str) -> "AppWorldEpisode":
@@ -147,8 +139,6 @@ class AppWorldEnvironments:
                 raise HostFault("the environment is closed")
             self._live += 1
         try:
-            if self._hosts._host is None:
-                self.start()
             return AppWorldEpisode(self, task_id, f"episode-{next(self._numbers):06d}", started)
         except BaseException:
             self._release()
@@ -173,11 +163,10 @@ class AppWorldEnvironments:
         self.close()
 
 
-def _shut_down(owner: int, hosts: HostKeeper, evaluators: HostKeeper, workspace: Workspace) -> None:
+def _shut_down(owner: int, hosts: HostKeeper, workspace: Workspace) -> None:
     # A fork of the trainer (a data loader's worker) runs this at its exit too, and must not end what is not its own.
     if os.getpid() == owner:
         hosts.close()
-        evaluators.close()
         workspace.remove()
 
 
@@ -248,11 +237,11 @@ class AppWorldEpisode:
     def __init__(self, environments: AppWorldEnvironments, task_id: str, experiment: str, started: float) -> None:
         self.task_id = task_id
         self._environments = environments
-        self._request = {"task_id": task_id, "experiment": experiment}
+        self._names = {"task_id": task_id, "experiment": experiment}
         self._output = environments._workspace.outputs / experiment
         self._usable = True
         self._closed = False
-        self._child = _Child(environments._hosts, self._request)
+        self._child = _Child(environments._hosts, {"kind": "episode", **self._names})
         try:
             self._child.call(None, environments.open_timeout_s)
         except BaseException as error:
@@ -324,12 +313,11 @@ class AppWorldEpisode:
             self._child.end()
         score = self._evaluate()
         self._environments._hosts.report_success()
-        self._environments._evaluators.report_success()
         return Score(passed=score["passed"], failed=score["failed"], seconds=time.monotonic() - started)
 
     def _evaluate(self) -> dict[str, tuple[str, ...]]:
         try:
-            child = _Child(self._environments._evaluators, self._request)
+            child = _Child(self._environments._hosts, {"kind": "evaluation", **self._names})
             try:
                 reply = child.call(None, self._environments.evaluate_timeout_s)
             finally:

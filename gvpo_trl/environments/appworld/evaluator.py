@@ -1,63 +1,16 @@
-"""Runs a task's unit tests on what an episode saved, in AppWorld's own virtual environment, one child per evaluation.
+"""Runs a task's unit tests on what an episode saved, in a process of its own: standard library and appworld.
 
-The only process that reads ground truth. Run by path like `host.py`, with the same loop; a child evaluates one saved
-output and ends, so nothing that an episode left behind can reach the next evaluation.
+The host forks one process per evaluation, after the episode's process is gone. It alone reads ground truth, and it
+ends with its one evaluation, so nothing that an episode left behind can reach the next.
 """
 
-import importlib.util
-import json
-import os
-import socket
-import sys
-from pathlib import Path
 
-
-def _load_sibling(name: str):
-    # The folder must not be on sys.path: our `setup` or `tasks` would shadow other people's modules.
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-channel = _load_sibling("channel")
-forkserver = _load_sibling("forkserver")
-
-CONFIG = json.loads(os.environ.pop("GVPO_HOST"))
-
-
-def warm_up() -> dict:
-    """Import AppWorld and load one task as an evaluation does, without running its tests."""
-    import appworld
-    from appworld.apps.model_lib import CachedDBHandler, get_direct_cached_sqlite3_connection
-    from appworld.collections.models import ModelCollection
-    from appworld.common import path_store as store
+def warm_up(task_id: str) -> None:
+    """Load what evaluations need and the world of an episode does not."""
+    import appworld.evaluator  # noqa: F401
     from appworld.task import Task
 
-    outputs = CONFIG["outputs"]
-    type(store.path_store).experiment_outputs = property(lambda self: outputs)
-    task = Task.load(task_id=CONFIG["warm_up_task"])
-    ModelCollection.load(
-        to_db_home_path=f":memory:task_output-{task.id}",
-        from_db_home_path=task.model_collection.from_db_home_path,
-        load_apps=task.allowed_apps,
-    )
-    CachedDBHandler.reset()
-    # SQLite forbids carrying an open file over a fork.
-    get_direct_cached_sqlite3_connection.cache_clear()
-    return {"appworld": appworld.__version__}
-
-
-def serve_evaluation(sock: socket.socket, request: dict) -> None:
-    """The life of one child: evaluate, answer, end."""
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 1)
-    try:
-        reply = evaluate(request["task_id"], request["experiment"])
-    except Exception as error:
-        reply = {"fault": f"{type(error).__name__}: {error}"}
-    channel.send(sock, reply)
+    Task.load(task_id=task_id, load_ground_truth=False)
 
 
 def evaluate(task_id: str, experiment: str) -> dict:
@@ -71,8 +24,3 @@ def evaluate(task_id: str, experiment: str) -> dict:
     announced = [entry["requirement"] for entry in tracker.test_data or []]
     failed += [requirement for requirement in announced if requirement not in passed + failed]
     return {"passed": passed, "failed": failed}
-
-
-if __name__ == "__main__":
-    os.chdir(CONFIG["scratch"])
-    forkserver.run(warm_up, serve_evaluation)

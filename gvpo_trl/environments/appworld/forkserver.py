@@ -1,4 +1,4 @@
-"""A warm process that forks a child per request: standard library only, the loop of `host.py` and `evaluator.py`.
+"""A warm process that forks a child per request: standard library only, the loop of `host.py`.
 
 The trainer holds the other end of one control socket. It asks for a child with `spawn`, handing over the socket on
 which that child will talk to the trainer directly, and for its end with `reap`. The server answers at once and runs
@@ -38,8 +38,8 @@ def outlive_parent_thread() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
-def run(warm_up: Callable[[], dict], child: Callable[[socket.socket, dict], None]) -> None:
-    """Warm up, say so, then fork a `child(sock, request)` per request until the trainer is gone.
+def run(warm_up: Callable[[], dict], children: dict[str, Callable[[socket.socket, dict], None]]) -> None:
+    """Warm up, say so, then fork a `children[kind](sock, request)` per request until the trainer is gone.
 
     Called as `python -I <script> <control fd> <trainer's pid>`.
     """
@@ -58,7 +58,7 @@ def run(warm_up: Callable[[], dict], child: Callable[[socket.socket, dict], None
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, the pages that children share
     channel.send_control(control, {"ready": True, "pid": os.getpid(), **facts})
-    _Server(control, trainer, child).serve()
+    _Server(control, trainer, children).serve()
 
 
 def _wait_until_single_threaded() -> None:
@@ -71,9 +71,9 @@ def _wait_until_single_threaded() -> None:
 
 
 class _Server:
-    def __init__(self, control: socket.socket, trainer: int, child: Callable[[socket.socket, dict], None]) -> None:
+    def __init__(self, control: socket.socket, trainer: int, children: dict[str, Callable]) -> None:
         self.control = control
-        self.child = child
+        self.children = children
         self.trainer_fd = os.pidfd_open(trainer)
         self.pids: dict[int, int] = {}  # request id -> pid of a child that is not reaped yet
         self.statuses: dict[int, int] = {}  # request id -> wait status of a child that ended by itself
@@ -122,7 +122,7 @@ class _Server:
             self.control.close()
             os.close(self.trainer_fd)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            self.child(socket.socket(fileno=fd), message)
+            self.children[message["kind"]](socket.socket(fileno=fd), message)
         except BaseException:
             traceback.print_exc()
             os._exit(70)

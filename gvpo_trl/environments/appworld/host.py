@@ -1,8 +1,8 @@
-"""Forks one process per episode, in AppWorld's own virtual environment: standard library and appworld, never gvpo_trl.
+"""Forks one process per episode and per evaluation, in AppWorld's own virtual environment, which has no gvpo_trl.
 
 Run by path with `python -I host.py <control fd> <trainer's pid>`; the configuration is the environment variable
-`GVPO_HOST`, JSON. Each child opens one world, answers `step`, `finish` and nothing else, and ends. It never sees
-ground truth: worlds are opened without, and another process evaluates what this one saved.
+`GVPO_HOST`, JSON. An episode's process opens one world, answers `step`, `finish` and nothing else, and ends. It never
+sees ground truth: worlds are opened without, and another process evaluates what this one saved.
 """
 
 import contextlib
@@ -13,8 +13,10 @@ import os
 import resource
 import shutil
 import socket
+import sqlite3
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 
 def _load_sibling(name: str):
@@ -29,6 +31,7 @@ def _load_sibling(name: str):
 channel = _load_sibling("channel")
 forkserver = _load_sibling("forkserver")
 verdicts = _load_sibling("verdicts")
+evaluator = _load_sibling("evaluator")
 
 CONFIG = json.loads(os.environ.pop("GVPO_HOST"))
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
@@ -37,9 +40,10 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 def warm_up() -> dict:
     """Import AppWorld, open and close one world, call each app once: all that children would repeat."""
     import appworld
-    from appworld.apps.model_lib import get_direct_cached_sqlite3_connection
+    from appworld.apps import model_lib
     from appworld.common import path_store as store
 
+    model_lib.get_direct_sqlite3_connection = open_read_only
     outputs = CONFIG["outputs"]
     type(store.path_store).experiment_outputs = property(lambda self: outputs)
     world = open_world(CONFIG["warm_up_task"], "warm-up")
@@ -49,9 +53,15 @@ def warm_up() -> dict:
     world.task_completed()
     world.close()
     shutil.rmtree(os.path.join(outputs, "warm-up"), ignore_errors=True)
+    evaluator.warm_up(CONFIG["warm_up_task"])
     # SQLite forbids carrying an open file over a fork.
-    get_direct_cached_sqlite3_connection.cache_clear()
+    model_lib.get_direct_cached_sqlite3_connection.cache_clear()
     return {"appworld": appworld.__version__}
+
+
+def open_read_only(path: str) -> sqlite3.Connection:
+    """Open a base database; AppWorld opens it for writing, and agent code could write to the descriptor."""
+    return sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
 
 
 def open_world(task_id: str, experiment: str):
@@ -70,8 +80,7 @@ def open_world(task_id: str, experiment: str):
 
 def serve_episode(sock: socket.socket, request: dict) -> None:
     """The life of one child: open the world, run steps until told to finish."""
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 1)  # agent code may write to the descriptor itself
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # agent code may write to the descriptor itself
     if CONFIG["memory_bytes"]:
         resource.setrlimit(resource.RLIMIT_AS, (CONFIG["memory_bytes"],) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -91,6 +100,16 @@ def serve_episode(sock: socket.socket, request: dict) -> None:
         else:
             channel.send(sock, episode.finish())
             return
+
+
+def serve_evaluation(sock: socket.socket, request: dict) -> None:
+    """The life of one child that evaluates: answer and end."""
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    try:
+        reply = evaluator.evaluate(request["task_id"], request["experiment"])
+    except Exception as error:
+        reply = {"fault": f"{type(error).__name__}: {error}"}
+    channel.send(sock, reply)
 
 
 class Episode:
@@ -161,4 +180,4 @@ class Episode:
 
 if __name__ == "__main__":
     os.chdir(CONFIG["scratch"])
-    forkserver.run(warm_up, serve_episode)
+    forkserver.run(warm_up, {"episode": serve_episode, "evaluation": serve_evaluation})

@@ -175,11 +175,6 @@ class HostKeeper:
         self._closed = False
         self._last_cause = ""
 
-    def launch_now(self) -> None:
-        """Start the process without waiting for it, so that two kinds of host warm up side by side."""
-        with self._lock:
-            self._start()
-
     def get(self) -> HostProcess:
         """A host that is ready.
 
