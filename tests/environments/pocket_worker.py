@@ -1,7 +1,9 @@
 """Run by AppWorld's interpreter: plays the code of pocket tasks through the real engine, one world after another.
 
-Standard input holds one JSON list of plays, each {"task": id, "turns": [code, …], "tag": anything}. For each play, one
-line of JSON goes out: its tag, the texts of its turns, the tests that pass before the first turn and after the last.
+Standard input holds one JSON list of plays, each {"tag": …, "task": id, "turns": [code, …], "experiment": name}. A
+play without turns runs the compiled solution that the task holds, as AppWorld's own verification does. For each play,
+one line of JSON goes out: the play, the texts of its turns, the tests that pass after the last one and, for a play
+whose tag is "solution", before the first one.
 """
 
 import json
@@ -13,23 +15,21 @@ from appworld import AppWorld, update_root
 
 def tests_of(world: AppWorld) -> dict:
     tests = world.evaluate()
-    return {
-        "passed": tests.pass_count,
-        "total": tests.num_tests,
-        "labels": sorted(item["label"] for item in tests.passes),
-    }
+    labels = sorted(item["label"] for item in tests.passes)
+    return {"passed": tests.pass_count, "total": tests.num_tests, "labels": labels}
 
 
 def main() -> None:
     update_root(sys.argv[1])
-    for number, item in enumerate(json.load(sys.stdin)):
-        with AppWorld(task_id=item["task"], experiment_name=f"play_{os.getpid()}_{number}") as world:
-            before = tests_of(world)
-            texts = [world.execute(code) for code in item["turns"]]
-            after = tests_of(world)
-            completed = world.task_completed()
-        record = {"tag": item["tag"], "task": item["task"], "texts": texts, "completed": completed}
-        print(json.dumps({**record, "before": before, "after": after}), flush=True)
+    for play in json.load(sys.stdin):
+        mode = "minimal" if play["turns"] else "full"
+        with AppWorld(play["task"], experiment_name=play["experiment"], ground_truth_mode=mode) as world:
+            solution = f"{world.task.ground_truth.compiled_solution_code}\nsolution(apis, requester)"
+            before = tests_of(world) if play["tag"] == "solution" else None
+            texts = [world.execute(code) for code in play["turns"] or [solution]]
+            after, completed = tests_of(world), world.task_completed()
+        record = {**play, "texts": texts, "before": before, "after": after, "completed": completed}
+        print(json.dumps(record), flush=True)
 
 
 if __name__ == "__main__":

@@ -112,12 +112,10 @@ def make_root(root: Path, settings: dict) -> str:
     root = root.expanduser().absolute()
     if "memory" in str(root):
         raise PocketError(f"root {root} has 'memory' in its path, by which AppWorld knows databases in RAM; rename it")
-    marker = check_root(root, settings)
-    if marker and (root / "data").is_dir():
-        return f"{root}: already there, {describe(root / 'data')}"
+    check_root(root, settings)
     root.mkdir(parents=True, exist_ok=True)
     with lock(root):
-        if (root / "data").is_dir():
+        if check_root(root, settings):
             return f"{root}: already there, {describe(root / 'data')}"
         write_json(root / MARKER, settings)
         shutil.rmtree(root / STAGING, ignore_errors=True)
@@ -128,7 +126,11 @@ def make_root(root: Path, settings: dict) -> str:
 
 
 def check_root(root: Path, settings: dict) -> bool:
-    """Whether the root was begun with these settings; False when it is new or empty."""
+    """Whether the root is there already, whole and made with these settings; False when it may be written.
+
+    Raises:
+        PocketError: it is something else, or was made with other settings.
+    """
     if not root.exists():
         return False
     if not root.is_dir():
@@ -142,10 +144,12 @@ def check_root(root: Path, settings: dict) -> bool:
         found = json.loads((root / MARKER).read_text(encoding="utf-8"))
     except ValueError:
         raise PocketError(f"{root / MARKER} is no JSON; delete the folder and run again") from None
-    if found != settings and (root / "data").is_dir():
+    if not (root / "data").is_dir():
+        return False
+    if found != settings:
         key = next(key for key in settings if found.get(key) != settings[key])
         raise PocketError(f"root {root} was made with {key} {found.get(key)}, not {settings[key]}; give a new folder")
-    return found == settings
+    return True
 
 
 @contextlib.contextmanager

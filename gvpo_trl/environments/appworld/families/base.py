@@ -53,9 +53,10 @@ class Family:
     """A kind of task: everything about it that depends on the drawn values is a function of them.
 
     `turns(values)` is the reference solution, one string of Python a turn, for a fresh world. `slips(values)` has one
-    list a turn: code that ends in an error when it is run in place of that turn, after the turns before it.
-    `wrong_ends(values)` run in place of the last turn, complete the task, and leave at least one test failing.
-    AppWorld ignores an argument that an API does not have: a wrong name for an optional one is such an end, no error.
+    list a turn: code that ends in an error when it is run in place of that turn, after the turns before it, and does
+    no harm: the turn itself can follow. `wrong_ends(values)` run in place of the last turn, complete the task, and
+    leave at least one test failing. AppWorld ignores an argument that an API does not have, so a wrong name for an
+    optional one is such an end and no error.
     """
 
     name: str

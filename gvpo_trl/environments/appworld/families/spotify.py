@@ -157,7 +157,7 @@ PLAYLIST_MAKE = Family(
         ],
         [
             swap(_playlist_end(values), "title=", "name=", "wrong argument name"),
-            swap(_playlist_end(values), 'p["playlist_id"]', 'p["id"]', "wrong key"),
+            swap(_playlist_end(values), "create_playlist", "make_playlist", "an API that is not there"),
             no_token(_playlist_end(values)),
             misspelt_token(_playlist_end(values)),
         ],

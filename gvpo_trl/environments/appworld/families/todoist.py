@@ -99,7 +99,7 @@ TASK_FINISH = Family(
     apps=("todoist",),
     difficulty=2,
     phrases=(
-        "With update_task of todoist, complete the task {task} of project {project} and give it the priority {priority}.",
+        "With update_task of todoist, complete the task {task} of project {project} and give it {priority} priority.",
         "Use update_task of todoist: in project {project} complete the task {task} and give it {priority} priority.",
     ),
     draw=_draw_tasks,
