@@ -3,9 +3,9 @@
     python -m benchmarks.shaping --seeds 5 --rates 1e-4 2e-4 4e-4 --jobs 2
 
 Both arms are `gvpo-trl train --config recipes/quickstart/config.yaml`; one of them has `--shaping none`, which is GRPO
-without division by the standard deviation. The learning rate is chosen for each arm on `dev`, with seeds of its own, by
-TGC; the report is of `test_normal`, `--samples` attempts a task. A run that is there is not run again, so the command
-can be stopped and continued. The last line is JSON.
+without division by the standard deviation. The learning rate is chosen for each arm on `dev`, with seeds of its own,
+by TGC; the report is of `test_normal`, `--samples` attempts a task. A run that is there is not run again, so the
+command can be stopped and continued. The last line is JSON.
 """
 
 import argparse
