@@ -244,7 +244,6 @@ class RolloutLoop:
             raise fault
         logger.warning("Task %s, attempt %d: %s", attempt.task_id, attempt.retries + 1, _describe(fault))
         _close(attempt)
-        attempt.score = None
         if attempt.retries < self.budgets.max_retries:
             attempt.restart(fault)
         else:

@@ -102,25 +102,34 @@ def test_an_unknown_exception_of_a_step_stops_the_rollout():
     stopped(failing("step", kind=ZeroDivisionError), ZeroDivisionError)
 
 
-def test_an_episode_that_cannot_be_closed_does_not_keep_the_others_open():
+def unclosable(task):
+    """An environment in which closing an episode of the task works and then raises."""
     environment = ToyEnvironment()
     opening = environment.open
 
     def open_episode(task_id):
         episode = opening(task_id)
-        if task_id == "task_0":
-            closing = episode.close
+        closing = episode.close
 
-            def close():
-                closing()
-                raise EpisodeFault("cannot close")
+        def close():
+            closing()
+            raise EpisodeFault("cannot close")
 
+        if task_id == task:
             episode.close = close
         return episode
 
     environment.open = open_episode
+    return environment
 
+
+def test_an_episode_that_cannot_be_closed_does_not_keep_the_others_open():
     def generate(requests):
         raise RuntimeError("stop")
 
-    assert str(stopped(environment, RuntimeError, generate=generate)) == "stop"
+    assert str(stopped(unclosable("task_0"), RuntimeError, generate=generate)) == "stop"
+
+
+def test_an_episode_that_cannot_be_closed_keeps_its_score():
+    trajectories = roll([[block("1 / 0"), DONE]] * 2, unclosable("task_0"))
+    assert [(t.reward, t.retries, t.stop) for t in trajectories] == [(0.5, 0, StopReason.COMPLETED)] * 2
