@@ -284,20 +284,32 @@ def test_group_scaling_keeps_trls_advantages_and_the_zeros(tmp_path):
 
 
 def test_normalized_sums_of_rewards_keep_their_ties(tmp_path):
-    def constant(turns, **columns):
-        return [0.3] * len(turns)  # the mean of seven in float32 is another number
+    """In float32 the mean of seven 0.3 is not 0.3, and TRL divides the difference by almost nothing."""
 
+    def constant(task_id, **columns):
+        return [0.3 if task == "t0_1" else 0.5 for task in task_id]
+
+    sevens = {f"per_device_{split}_batch_size": 14 for split in ("train", "eval")} | {"num_generations": 7}
     trainer = make_trainer(
         tmp_path,
-        [[FAIL, finish(1, 2)], *[[finish(1, 2)]] * 6],
+        [[FAIL, finish(1, 2)], *[[finish(1, 2)]] * 13],
         reward_funcs=[constant, constant],
         multi_objective_aggregation="normalize_then_sum",
-        num_generations=7,
-        per_device_train_batch_size=7,
-        per_device_eval_batch_size=7,
+        **sevens,
     )
     rows = trainer.rows()
-    assert turn_values(trainer, trainer.one_batch(rows), rows) == [[torch.tensor(-0.2).item(), 0.0], *[[0.0]] * 6]
+    assert turn_values(trainer, trainer.one_batch(rows), rows) == [[torch.tensor(-0.2).item(), 0.0], *[[0.0]] * 13]
+
+
+def test_a_normalized_sum_ties_only_where_every_reward_does(tmp_path):
+    """The first row's plain sum is the group's mean; its normalized sum, 1.5 − 1.22, is not."""
+    trainer = make_trainer(
+        tmp_path,
+        [[finish(1, 1)]],
+        reward_funcs=[lambda **columns: [0.4, 0.0, 0.0, 0.0], lambda **columns: [0.0, 0.3, 0.3, 0.6]],
+        multi_objective_aggregation="normalize_then_sum",
+    )
+    assert trainer.one_batch()["advantages"][0, 0] > 0.1
 
 
 def test_reward_functions_get_the_columns_and_their_weights(tmp_path):
@@ -350,9 +362,12 @@ def test_truncated_trajectories_can_be_left_out(tmp_path):
 
 
 def test_a_turn_that_is_cut_off_counts_as_truncated_in_trls_way(tmp_path):
-    # 100 tokens a turn: the last one does not end with an end-of-turn token.
-    script = [[FAIL, code("#" * 200)], [finish(1, 0)], [finish(0, 1)], [finish(0, 1)]]
-    batch = make_trainer(tmp_path, script, max_turns=2, mask_truncated_completions=True).one_batch()
+    # 100 tokens a turn: the last one completes the task, but does not end with an end-of-turn token.
+    script = [[FAIL, code("done()\n" + "#" * 200)], [finish(1, 0)], [finish(0, 1)], [finish(0, 1)]]
+    trainer = make_trainer(tmp_path, script, mask_truncated_completions=True)
+    rows = trainer.rows()
+    batch = trainer.one_batch(rows)
+    assert rows[0]["trajectory"].stop == "completed"
     assert not action_mask(batch)[0].any()
     assert (batch["advantages"][0] == 0).all()
 
