@@ -1,13 +1,12 @@
 """Turns from a real, tiny model: a batch equals its rows, each turn ends where it should."""
 
-from contextlib import contextmanager
-from types import SimpleNamespace
+from contextlib import nullcontext
 
 import pytest
 import torch
 from transformers import GenerationConfig
 
-from gvpo_trl.generation.transformers import transformers_session
+from gvpo_trl.generation.transformers import TransformersGenerate
 from gvpo_trl.rollout.types import TurnRequest
 from tests.support.tiny import tiny_model, tiny_tokenizer
 
@@ -38,26 +37,13 @@ def request(text, budget=12, row=0):
     return TurnRequest(trajectory=row, ids=TOKENIZER(text)["input_ids"], max_new_tokens=budget)
 
 
-@contextmanager
 def session(*, end_ids=(END,), pad_id=PAD, kv_cache_tokens=0, **config):
-    """A session over the model, greedy unless told otherwise."""
-
-    @contextmanager
-    def model_for_generation():
-        with torch.no_grad():
-            yield MODEL
-
+    """A generator over the model, greedy unless told otherwise."""
     settings = {"do_sample": False, "eos_token_id": list(end_ids), "pad_token_id": pad_id} | config
-    trainer = SimpleNamespace(
-        model_for_generation=model_for_generation,
-        generation_config=GenerationConfig(**settings),
-        eos_token_ids=list(end_ids),
-        pad_token_id=pad_id,
-        tokenizer=TOKENIZER,
-        args=SimpleNamespace(kv_cache_tokens=kv_cache_tokens, stop_after_code=False),
+    generation_config = GenerationConfig(**settings)
+    return nullcontext(
+        TransformersGenerate(MODEL, generation_config, end_ids, pad_id, kv_cache_tokens=kv_cache_tokens)
     )
-    with transformers_session(trainer) as generate:
-        yield generate
 
 
 def greedy(ids, count):
