@@ -53,6 +53,10 @@ class GVPOConfig(GRPOConfig):
             trajectories.
         drop_small_advantages (`float`, *optional*, defaults to `0.0`):
             Zeroes the rows whose |Â| is below this, as LOOP does with 0.01. A row with a failed step is never dropped.
+        skip_idle_rows (`bool`, *optional*, defaults to `True`):
+            Leave rows out of forward and backward whose advantages are all 0, where nothing else gives them a
+            gradient (`beta=0`, no entropy bonus, no `top_entropy_quantile`, no MoE loss, not `"bnpo"`). The loss stays
+            the same; TRL's entropy and clip metrics are then of the rows that are trained on.
 
         > Parameters that control the rollout
 
@@ -79,7 +83,7 @@ class GVPOConfig(GRPOConfig):
             As in TRL, which looks at the last token; a trajectory that a budget of turns or tokens ended counts as
             truncated as well.
         log_trajectories (`bool`, *optional*, defaults to `True`):
-            Write every trajectory to `output_dir/trajectories/`, one JSON line each (`gvpo-trl view`).
+            Write every trajectory to `output_dir/_trajectories/`, one JSON line each (`gvpo-trl view`).
     """
 
     num_generations: int | None = field(default=8, metadata={"help": "Trajectories per task: the paper's G."})
@@ -111,6 +115,9 @@ class GVPOConfig(GRPOConfig):
     drop_small_advantages: float = field(
         default=0.0, metadata={"help": "Zero rows with |Â| below this, unless they hold a failed step (LOOP: 0.01)."}
     )
+    skip_idle_rows: bool = field(
+        default=True, metadata={"help": "Leave rows out of the training step that cannot move the weights."}
+    )
     max_turns: int = field(default=40, metadata={"help": "Turns of a trajectory."})
     max_turn_length: int = field(default=1500, metadata={"help": "New tokens of one turn."})
     max_observation_length: int = field(default=3000, metadata={"help": "Tokens of one observation."})
@@ -127,12 +134,18 @@ class GVPOConfig(GRPOConfig):
         default=True, metadata={"help": "Whether a turn without code counts as a failed step."}
     )
     log_trajectories: bool = field(
-        default=True, metadata={"help": "Write every trajectory to output_dir/trajectories/."}
+        default=True, metadata={"help": "Write every trajectory to output_dir/_trajectories/."}
     )
 
     def __post_init__(self):
         self._check_objective()
         self._check_rollout()
+        if self.push_to_hub and self.log_completions:
+            warnings.warn(
+                "push_to_hub=True uploads output_dir/completions, which log_completions=True fills with the tasks' "
+                "texts. AppWorld asks not to republish them: set log_completions=False and use gvpo-trl view.",
+                stacklevel=3,
+            )
         super().__post_init__()
 
     def _check_objective(self):

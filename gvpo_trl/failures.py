@@ -1,4 +1,4 @@
-"""The agent's failures: data that shapes the advantage. The machinery's own failures are in `environments/errors.py`."""
+"""The agent's failures: data that shapes the advantage. The machinery's own are in `environments/errors.py`."""
 
 from enum import StrEnum
 

@@ -1,6 +1,6 @@
 """Trajectories on disk: one JSON line each, readable while the run goes on and after it was killed.
 
-`output_dir/trajectories/rank0.jsonl` holds lines like `{"schema": 1, "mode": "train", "step": 3, "task_id": …, …}`.
+`output_dir/_trajectories/rank0.jsonl` holds lines like `{"schema": 1, "mode": "train", "step": 3, "task_id": …, …}`.
 """
 
 import json
@@ -11,6 +11,9 @@ from typing import Any
 from gvpo_trl.rollout.types import Trajectory
 
 SCHEMA = 1
+FOLDER = "_trajectories"
+"""In `output_dir`. The Trainer pushes a whole folder to the Hub except what begins with an underscore, and the texts
+of AppWorld's tasks are not to be republished."""
 
 
 class TraceWriter:
@@ -78,13 +81,13 @@ def read_traces(run: Path) -> Iterator[dict[str, Any]]:
     """Yield the trajectories of a run, those of rank 0 first; half a line left by a kill is skipped.
 
     Args:
-        run: the `output_dir` of a training run, its `trajectories` folder, or one of the files.
+        run: the `output_dir` of a training run, its `_trajectories` folder, or one of the files.
 
     Raises:
         FileNotFoundError: when there are none.
     """
     run = Path(run)
-    files = [run] if run.is_file() else sorted((*run.glob("*.jsonl"), *(run / "trajectories").glob("*.jsonl")))
+    files = [run] if run.is_file() else sorted((*run.glob("*.jsonl"), *(run / FOLDER).glob("*.jsonl")))
     if not files:
         raise FileNotFoundError(
             f"{run} holds no trajectories; give the output_dir of a run with log_trajectories on (the default)."

@@ -1,7 +1,7 @@
 """`GVPOTrainer`: TRL's `GRPOTrainer` with advantages that differ per step.
 
 The method is in `objective.py`. Here it is wired: `_generate_and_score_completions` calls TRL's, then replaces the
-advantages (B,) by the shaped ones (B, T). `_compute_loss` stays TRL's, which takes both shapes, so importance ratios,
+advantages (B,) by the shaped ones (B, T). The loss stays TRL's, which takes both shapes, so importance ratios,
 clipping, the loss aggregations, the entropy bonus and the MoE loss are TRL's.
 """
 
@@ -23,7 +23,8 @@ from gvpo_trl.metrics import expected_attempts, goal_completion, rollout_sums, s
 from gvpo_trl.objective import outcome_advantages, shape_advantages
 from gvpo_trl.rewards import passed_tests_share
 from gvpo_trl.rollout.types import Generate, Trajectory
-from gvpo_trl.traces import TraceWriter
+from gvpo_trl.traces import FOLDER, TraceWriter
+from gvpo_trl.train_step import loss_of_actions
 
 
 class GVPOTrainer(GRPOTrainer):
@@ -78,7 +79,7 @@ class GVPOTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         if eval_dataset is not None:
             self._check_eval_groups()
-        self._traces = TraceWriter(Path(args.output_dir) / "trajectories", rank=args.process_index)
+        self._traces = TraceWriter(Path(args.output_dir) / FOLDER, rank=args.process_index)
 
     # The method
 
@@ -103,14 +104,12 @@ class GVPOTrainer(GRPOTrainer):
         TRL's own advantages are kept where its options ask for more than R − mean(R): a scaling, or several rewards
         normalized one by one.
         """
-        rewards = self._rewards_per_func * self.reward_weights.to(
-            self._rewards_per_func
-        )  # (B of all ranks, functions)
+        weights = self.reward_weights.to(self._rewards_per_func)
+        rewards = self._rewards_per_func * weights  # (B of all ranks, functions)
         total = rewards.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), torch.nan)
         everyone = outcome_advantages(total, self._group_size)
-        normalized = self.multi_objective_aggregation == "normalize_then_sum"
-        if normalized:  # a tie is one in every function
-            each = torch.stack([outcome_advantages(column, self._group_size) for column in rewards.unbind(dim=1)])
+        if normalized := self.multi_objective_aggregation == "normalize_then_sum":  # a tie is one in every function
+            each = torch.stack([outcome_advantages(column, self._group_size) for column in rewards.T])
             everyone = torch.where(everyone.isnan(), everyone, each.nan_to_num(nan=0.0).abs().sum(dim=0))
         rows = trl_advantages.numel()
         outcome = everyone[self.accelerator.process_index * rows :][:rows]
@@ -119,6 +118,10 @@ class GVPOTrainer(GRPOTrainer):
         return torch.where((outcome == 0) | outcome.isnan(), outcome, trl_advantages)
 
     # What TRL calls on the way
+
+    def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
+        """TRL's loss, without the work that cannot move the weights."""
+        return loss_of_actions(self, super()._compute_loss, model, inputs)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
         """(B over all ranks, functions) rewards, kept because the sign of an advantage must not hang on rounding."""
@@ -139,8 +142,7 @@ class GVPOTrainer(GRPOTrainer):
                 setattr(tokenizer, name, value)
         check_rows(*head[1:], extra.get("failed_mask"))
         if "trajectory" in extra:
-            # A completion without a turn is an empty message: TRL's tables need one.
-            empty = [{"role": "assistant", "content": ""}]
+            empty = [{"role": "assistant", "content": ""}]  # TRL's tables need a message
             completions = [trajectory.completion_messages or empty for trajectory in extra["trajectory"]]
         return (*head, completions, logprobs, extra, images, tool_images)
 
@@ -159,8 +161,8 @@ class GVPOTrainer(GRPOTrainer):
         super().create_model_card(*args, **kwargs)
         card = Path(self.args.output_dir) / "README.md"
         if self.is_world_process_zero() and card.is_file():
-            text = card.read_text(encoding="utf-8")
-            card.write_text(text.replace("[None](https://huggingface.co/None)", "a local model"), encoding="utf-8")
+            text = card.read_text("utf-8").replace("[None](https://huggingface.co/None)", "a local model")
+            card.write_text(text, "utf-8")
 
     # What the rollout asks for
 
@@ -201,17 +203,16 @@ class GVPOTrainer(GRPOTrainer):
         ):
             yield model
 
-    def record_rollout(self, trajectories: list[Trajectory], generate_s: float, seconds: float, in_metrics: bool):
+    def record_rollout(self, trajectories: list[Trajectory], generate_s, seconds, *, overlap_s, in_metrics) -> None:
         """Keep what the rollout callback saw: traces, metrics for the next log, outcomes of an evaluation."""
         if self.args.log_trajectories:
             self._traces.write(trajectories, step=self.state.global_step, mode=self._mode)
         if in_metrics:
-            times = {"generate": generate_s, "environment": seconds - generate_s}
+            times = {"generate": generate_s, "environment": seconds - generate_s, "overlap": overlap_s}
             sums = {f"rollout/{name}_seconds": (value, 1) for name, value in times.items()}
             self._add_metrics(rollout_sums(trajectories) | sums)
             if self._mode == "eval":
-                outcomes = [(t.task_id, None if t.score is None else t.score.success) for t in trajectories]
-                self._outcomes.extend(gather_object(outcomes))
+                self._outcomes.extend(gather_object([(t.task_id, t.score and t.score.success) for t in trajectories]))
 
     # Bookkeeping
 
@@ -224,12 +225,11 @@ class GVPOTrainer(GRPOTrainer):
         return self.num_generations if self._mode == "train" else self.num_generations_eval
 
     def _check_eval_groups(self) -> None:
-        rows = self.args.per_device_eval_batch_size * self.args.world_size
-        if rows % self.num_generations_eval:
+        size, processes = self.args.per_device_eval_batch_size, self.args.world_size
+        if size * processes % self.num_generations_eval:
             raise ValueError(
-                f"per_device_eval_batch_size={self.args.per_device_eval_batch_size} on {self.args.world_size} "
-                f"process(es) must hold whole groups of {self.num_generations_eval} samples; set it to a multiple of "
-                "that, or set num_generations_eval."
+                f"per_device_eval_batch_size={size} on {processes} process(es) must hold whole groups of "
+                f"{self.num_generations_eval} samples; set it to a multiple of that, or set num_generations_eval."
             )
 
     def _add_metrics(self, sums: dict[str, tuple[float, float]]) -> None:
@@ -242,8 +242,8 @@ class GVPOTrainer(GRPOTrainer):
     def _record_shaping(self, outcome, action_mask, failed_mask, shaped) -> None:
         self._add_metrics(shaping_sums(outcome, action_mask, failed_mask, shaped))
         rows = self.accelerator.gather(torch.stack([outcome, (failed_mask & (shaped != 0)).any(dim=1)], dim=1))
-        groups = rows.view(-1, self._group_size, 2)
-        tied = (groups[..., 0].nan_to_num(nan=0.0) == 0).all(dim=1)
-        moved = tied & groups[..., 1].any(dim=1)
+        outcomes, moved = rows.view(-1, self._group_size, 2).unbind(dim=2)
+        tied = (outcomes.nan_to_num(nan=0.0) == 0).all(dim=1)
+        moved = tied & moved.any(dim=1)
         self._metrics[self._mode]["groups/zero_variance"].append(tied.float().mean().item())
         self._metrics[self._mode]["groups/zero_variance_with_gradient"].append(moved.float().mean().item())

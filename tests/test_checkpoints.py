@@ -80,7 +80,7 @@ def test_an_adapter_samples_its_own_turns(tmp_path):
 def test_a_run_resumes_where_it_stood(tmp_path):
     options = {"save_strategy": "steps", "save_steps": 1}
     make_trainer(tmp_path, SCRIPT, max_steps=2, **options).train()
-    traces = tmp_path / "trajectories" / "rank0.jsonl"
+    traces = tmp_path / "_trajectories" / "rank0.jsonl"
     assert len(list(read_traces(tmp_path))) == 8
     with traces.open("a") as file:
         file.write('{"schema": 1, "mode": "tr')  # the run was killed while it wrote

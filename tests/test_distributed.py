@@ -73,5 +73,5 @@ def test_each_of_seven_tasks_counts_once(ranks):
 def test_each_rank_writes_its_own_traces(ranks):
     folder, _ = ranks
     traces = list(read_traces(folder))
-    assert {path.name for path in (folder / "trajectories").iterdir()} == {"rank0.jsonl", "rank1.jsonl"}
+    assert {path.name for path in (folder / "_trajectories").iterdir()} == {"rank0.jsonl", "rank1.jsonl"}
     assert sum(trace["mode"] == "train" for trace in traces) == 8

@@ -39,7 +39,7 @@ def trajectory(task_id="t_1", text="print('ä')"):
 
 
 def test_what_is_written_is_what_is_read(tmp_path):
-    TraceWriter(tmp_path / "trajectories").write([trajectory()], step=3, mode="train")
+    TraceWriter(tmp_path / "_trajectories").write([trajectory()], step=3, mode="train")
     (trace,) = read_traces(tmp_path)
     assert trace == {
         "schema": SCHEMA,
@@ -127,7 +127,7 @@ def test_a_writer_that_is_killed(tmp_path):
 
 
 def test_the_ways_to_name_a_run(tmp_path):
-    folder = tmp_path / "trajectories"
+    folder = tmp_path / "_trajectories"
     TraceWriter(folder, rank=1).write([trajectory("b_1")], step=0, mode="train")
     TraceWriter(folder, rank=0).write([trajectory("a_1")], step=0, mode="train")
     for path in (tmp_path, str(tmp_path), folder):

@@ -30,8 +30,8 @@ def run_folder(tmp_path):
         trace(step=4, reward=None, failures=(), fault="host: gone"),
         trace(mode="eval", step=4, failures=("syntax",) * 3),
     ]
-    (tmp_path / "trajectories").mkdir()
-    (tmp_path / "trajectories" / "rank0.jsonl").write_text("".join(json.dumps(each) + "\n" for each in traces))
+    (tmp_path / "_trajectories").mkdir()
+    (tmp_path / "_trajectories" / "rank0.jsonl").write_text("".join(json.dumps(each) + "\n" for each in traces))
     return tmp_path
 
 

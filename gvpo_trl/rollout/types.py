@@ -68,11 +68,11 @@ class TurnRequest:
 class Step:
     """One assistant turn and the execution of its code."""
 
-    action_ids: list[int]
+    action_ids: list[int] = field(repr=False)
     """(t,) the sampled ids of the turn."""
-    action_logprobs: list[float] | None
+    action_logprobs: list[float] | None = field(repr=False)
     """(t,) their log-probabilities when sampled, or `None`."""
-    bridge_ids: list[int]
+    bridge_ids: list[int] = field(repr=False)
     """(u,) template tokens, observation and next generation prompt after the turn; empty for the last step."""
     text: str
     """The assistant's message."""
@@ -99,11 +99,11 @@ class Trajectory:
     """One attempt at one task, from the prompt to the score."""
 
     task_id: str
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]] = field(repr=False)
     """The prompt's messages."""
-    prompt_ids: list[int]
+    prompt_ids: list[int] = field(repr=False)
     """(p,)"""
-    steps: list[Step]
+    steps: list[Step] = field(repr=False)
     stop: StopReason
     score: Score | None
     """`None`: unscorable, because the environment was lost."""
