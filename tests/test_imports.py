@@ -32,7 +32,11 @@ INNER = (
 HOST_SIDE = ("host*", "evaluator*", "agent*", "pocket*", "forkserver", "verdicts")
 """Modules that run in AppWorld's environment, by their stem: they never import this package."""
 
-HOST_LIBRARIES = {"appworld", "freezegun", "IPython", "sqlmodel", "sqlalchemy", "fastapi", "starlette", "libcst"}
+HOST_LIBRARIES = {"appworld", "freezegun", "IPython", "sqlmodel", "sqlalchemy", "fastapi", "starlette", "libcst"} | {
+    "pydantic",
+    "traitlets",
+    "pytest",
+}
 """AppWorld and what it brings along."""
 
 LAZY = {"vllm", "matplotlib", "seaborn", "plotly", "datasets", "pandas"}

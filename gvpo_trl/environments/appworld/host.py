@@ -32,31 +32,60 @@ channel = _load_sibling("channel")
 forkserver = _load_sibling("forkserver")
 verdicts = _load_sibling("verdicts")
 evaluator = _load_sibling("evaluator")
+host_patches = _load_sibling("host_patches")
 
 CONFIG = json.loads(os.environ.pop("GVPO_HOST"))
+PREPARED = None
+"""What `host_patches` keeps ready for children; `None` without patches."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
 def warm_up() -> dict:
     """Import AppWorld, open and close one world, call each app once: all that children would repeat."""
-    import appworld
-    from appworld.apps import model_lib
-    from appworld.common import path_store as store
+    global PREPARED
+    with host_patches.quick_imports():
+        import appworld
+        from appworld.apps import model_lib
+        from appworld.common import path_store as store
 
-    model_lib.get_direct_sqlite3_connection = open_read_only
-    outputs = CONFIG["outputs"]
-    type(store.path_store).experiment_outputs = property(lambda self: outputs)
-    world = open_world(CONFIG["warm_up_task"], "warm-up")
-    for app in world.task.allowed_apps:
+        model_lib.get_direct_sqlite3_connection = open_read_only
+        outputs = CONFIG["outputs"]
+        type(store.path_store).experiment_outputs = property(lambda self: outputs)
+        preamble = use_world_once()
+    shutil.rmtree(os.path.join(outputs, "warm-up"), ignore_errors=True)
+    evaluator.warm_up()
+    # SQLite forbids carrying an open file over a fork.
+    model_lib.get_direct_cached_sqlite3_connection.cache_clear()
+    if CONFIG["fast"]:
+        PREPARED = host_patches.Prepared(preamble)
+    sys.dont_write_bytecode = True  # an evaluation imports from the data root, which is not ours to write to
+    return {"appworld": appworld.__version__}
+
+
+def use_world_once() -> str:
+    """Open and close a world so that its caches are full; the code with which every world begins."""
+    from appworld import environment, requester
+
+    cells = []
+    shell_class = environment.InteractiveShellEmbed
+
+    class RecordingShell(shell_class):
+        def run_cell(self, raw_cell, *args, **kwargs):
+            cells.append(raw_cell)
+            return super().run_cell(raw_cell, *args, **kwargs)
+
+    environment.InteractiveShellEmbed = RecordingShell
+    try:
+        world = open_world(CONFIG["warm_up_task"], "warm-up")
+    finally:
+        environment.InteractiveShellEmbed = shell_class
+    for app in [*world.task.allowed_apps, "admin"]:
         world.requester.client.get(f"{app}/")
+        requester._get_api_name_to_doc(app, include_private_apis=True)
     world.execute("print(apis.api_docs.show_app_descriptions())")
     world.task_completed()
     world.close()
-    shutil.rmtree(os.path.join(outputs, "warm-up"), ignore_errors=True)
-    evaluator.warm_up(CONFIG["warm_up_task"])
-    # SQLite forbids carrying an open file over a fork.
-    model_lib.get_direct_cached_sqlite3_connection.cache_clear()
-    return {"appworld": appworld.__version__}
+    return cells[0]
 
 
 def open_read_only(path: str) -> sqlite3.Connection:
@@ -84,6 +113,8 @@ def serve_episode(sock: socket.socket, request: dict) -> None:
     if CONFIG["memory_bytes"]:
         resource.setrlimit(resource.RLIMIT_AS, (CONFIG["memory_bytes"],) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if PREPARED:
+        PREPARED.for_episode()
     try:
         episode = Episode(request["task_id"], request["experiment"])
     except Exception as error:
@@ -105,6 +136,8 @@ def serve_episode(sock: socket.socket, request: dict) -> None:
 def serve_evaluation(sock: socket.socket, request: dict) -> None:
     """The life of one child that evaluates: answer and end."""
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    if PREPARED:
+        PREPARED.for_evaluation()
     try:
         reply = evaluator.evaluate(request["task_id"], request["experiment"])
     except Exception as error:
@@ -121,11 +154,12 @@ class Episode:
         save_log = self.world._save_environment_io_log
 
         def save_any_log() -> None:
-            for entry in self.world.environment_io[-1:]:
+            for entry in self.world.environment_io:
                 entry.update({name: verdicts.printable(text) for name, text in entry.items()})
             save_log()
 
         self.world._save_environment_io_log = save_any_log
+        self.was_completed, self.seen_changes = False, None
 
     def step(self, code: str) -> dict:
         """Run agent code; what the trainer's side makes a `StepResult` of."""
@@ -168,13 +202,21 @@ class Episode:
 
     def completed(self) -> bool:
         """Whether the task was declared complete, also as failed."""
-        try:
-            return bool(self.world.task_completed())
-        except BaseException:
-            return False  # the agent broke its own world; its steps fail on their own account
+        changes = host_patches.count_changes("supervisor") if PREPARED else None
+        if changes is None or changes != self.seen_changes:
+            # What asks costs an API call, so it is asked only when the answer may have changed.
+            self.seen_changes = changes
+            with contextlib.suppress(BaseException):  # the agent may have broken its own world
+                self.was_completed = bool(self.world.task_completed())
+        return self.was_completed
 
     def finish(self) -> dict:
         """The last word: everything that evaluation needs is on disk."""
+        if PREPARED:
+            try:
+                self.world.save_all()
+            except Exception as error:
+                return {"fault": f"cannot save the world: {type(error).__name__}: {error}"}
         return {"finished": True, "interactions": self.world.num_interactions}
 
 
