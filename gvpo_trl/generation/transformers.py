@@ -29,6 +29,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from gvpo_trl.generation.ranks import Ranks, needs_equal_forwards
 from gvpo_trl.rollout.chat import extract_code
 from gvpo_trl.rollout.types import Generate, Turn, TurnRequest
 
@@ -45,14 +46,17 @@ def transformers_session(trainer: Any) -> Iterator[Generate]:
         trainer: a `GVPOTrainer`; its `generation_config` holds temperature, `top_p`, … and its end-of-turn ids.
     """
     with trainer.model_for_generation() as model:
-        yield TransformersGenerate(
+        generate = TransformersGenerate(
             model,
             trainer.generation_config,
             trainer.eos_token_ids,
             trainer.pad_token_id,
             kv_cache_tokens=trainer.args.kv_cache_tokens,
             stop_after_code=trainer.tokenizer if trainer.args.stop_after_code else None,
+            equal_forwards=needs_equal_forwards(trainer),
         )
+        yield generate
+        generate.wait_for_ranks()
 
 
 @dataclass(slots=True)
@@ -74,6 +78,7 @@ class TransformersGenerate:
         kv_cache_tokens: tokens to keep the cache of, over all trajectories; the least recently used go first. 0 reads
             the whole history again each turn.
         stop_after_code: a tokenizer to end turns with that close a code block, `None` to wait for an end-of-turn id.
+        equal_forwards: whether all ranks must run the same number of forwards; `wait_for_ranks` then ends a rollout.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class TransformersGenerate:
         *,
         kv_cache_tokens: int = 0,
         stop_after_code: Any | None = None,
+        equal_forwards: bool = False,
     ):
         self.model = model
         self.end_ids = frozenset(end_ids)
@@ -94,15 +100,20 @@ class TransformersGenerate:
         self._capacity = kv_cache_tokens if kv_cache_tokens and can_keep_cache(model, config) else 0
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._config, self._warpers = _split_warpers(config)
+        self._ranks = Ranks(next(model.parameters()).device, together=equal_forwards)
 
     @torch.no_grad()
     def __call__(self, requests: Sequence[TurnRequest]) -> list[Turn]:
         """Sample one turn per request; the batch runs to the longest budget and each turn is cut to its own."""
         known = [self._known(request) for request in requests]
         unread = [request for request, length in zip(requests, known, strict=True) if not length]
-        if self._capacity and 0 < len(unread) < len(requests):
+        mixed = self._capacity > 0 and 0 < len(unread) < len(requests)
+        _, someone_reads = self._ranks.any(True, mixed)
+        if mixed:
             self._read(unread)  # rows that begin now must not make the others read their history again
             known = [self._known(request) for request in requests]
+        elif someone_reads:
+            self._idle_forward()
         longest = max(len(request.ids) for request in requests)
         fresh = max(len(request.ids) - length for request, length in zip(requests, known, strict=True))
         ids, mask = self._pad([request.ids for request in requests], longest)
@@ -118,6 +129,7 @@ class TransformersGenerate:
             cache=self._assemble(requests, longest - fresh, fresh) if self._capacity else None,
             logits_processor=LogitsProcessorList([*self._warpers, recorder]),
             stopping_criteria=self._stopping(longest),
+            synced_gpus=self._ranks.together,
         )
         sampled = output.sequences[:, longest:]
         logprobs = recorder.finish(sampled).tolist()
@@ -128,6 +140,26 @@ class TransformersGenerate:
         if self._capacity:
             self._keep(requests, turns, output.cache, longest)
         return turns
+
+    @torch.no_grad()
+    def wait_for_ranks(self) -> None:
+        """Take part in the forwards of the ranks that still sample, until none does."""
+        while self._ranks.together:
+            someone_samples, someone_reads = self._ranks.any(False, False)
+            if not someone_samples:
+                return
+            if someone_reads:
+                self._idle_forward()
+            config = copy.copy(self._config)
+            config.max_new_tokens = 1
+            self.model.generate(**self._idle_inputs(), generation_config=config, synced_gpus=True)
+
+    def _idle_forward(self) -> None:
+        self.model(**self._idle_inputs(), use_cache=False)
+
+    def _idle_inputs(self) -> dict[str, torch.Tensor]:
+        ids = torch.full((1, 1), self.pad_id, device=self._ranks.device)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def _turn(self, sampled: list[int], logprobs: list[float], request: TurnRequest) -> Turn:
         """Up to and with the first end-of-turn id, or as far as the code block that ended the turn."""
@@ -151,8 +183,7 @@ class TransformersGenerate:
         for row, tokens in enumerate(rows):
             ids[row, width - len(tokens) :] = torch.tensor(tokens)
             mask[row, width - len(tokens) :] = 1
-        device = next(self.model.parameters()).device
-        return ids.to(device), mask.to(device)
+        return ids.to(self._ranks.device), mask.to(self._ranks.device)
 
     # The cache
 
@@ -171,6 +202,7 @@ class TransformersGenerate:
         """Fill the cache with all but the last token of each request."""
         longest = max(len(request.ids) for request in requests) - 1
         if longest < 1:
+            self._idle_forward()  # another rank may be reading
             return
         ids, mask = self._pad([request.ids[:-1] for request in requests], longest)
         self.fed_tokens += ids.numel()

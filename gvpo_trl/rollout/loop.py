@@ -3,7 +3,8 @@
 Every live trajectory is an `_Attempt`. A round samples one turn for each attempt that is ready, runs the turns' code
 at the same time (one thread an episode; the episodes are processes of their own), and ends the attempts that are done.
 A world opens while the first turn is sampled, a waiting task is admitted as soon as an attempt ends, and a step that
-takes longer than `straggler_s` is left behind: the others go on without it.
+takes longer than `straggler_s` is left behind: the others go on without it. With `overlap` a round begins as soon as
+half of the live attempts are ready, so the code of one half runs while the turns of the other are sampled.
 
 Two kinds of failure never mix. A step's `failure` is the agent's: data, it shapes the advantage. An `EnvironmentFault`
 is ours: the attempt starts again once on a fresh episode, and else its trajectory is unscorable.
@@ -22,6 +23,7 @@ from gvpo_trl.environments.base import Environment, Episode, Score, StepResult
 from gvpo_trl.environments.errors import EnvironmentFault, EnvironmentsExhausted
 from gvpo_trl.failures import classify_step
 from gvpo_trl.rollout.chat import Chat, extract_code
+from gvpo_trl.rollout.clock import Clock
 from gvpo_trl.rollout.types import Generate, Step, StopReason, Trajectory, Turn, TurnRequest
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ class Budgets:
     """How an observation is written into the user message."""
     straggler_s: float = 2.0
     """How long a round waits for its slowest step before it goes on without it."""
+    overlap: bool = False
+    """Whether a round begins as soon as half of the live attempts are ready."""
     max_retries: int = 1
     """Fresh starts of a trajectory whose environment was lost."""
 
@@ -98,6 +102,7 @@ class RolloutLoop:
         self.environment = environment
         self.chat = chat
         self.budgets = budgets
+        self.clock = Clock()
         self._pool: ThreadPoolExecutor
 
     def run(
@@ -139,13 +144,14 @@ class RolloutLoop:
         """Sample the next turn of each attempt and hand its code to the attempt's thread."""
         for attempt in ready:
             if attempt.opening is None:  # the world opens while the first turn is sampled
-                attempt.opening = self._pool.submit(self.environment.open, attempt.task_id)
+                attempt.opening = self._pool.submit(self._open, attempt.task_id)
         requests = [
             TurnRequest(trajectory=a.row, ids=a.ids, max_new_tokens=min(self.budgets.max_turn_length, self._room(a)))
             for a in ready
         ]
         started = time.perf_counter()
-        turns = generate(requests)
+        with self.clock.running("generate"):
+            turns = generate(requests)
         seconds = time.perf_counter() - started
         for attempt, request, turn in zip(ready, requests, turns, strict=True):
             assert 0 < len(turn.ids) <= request.max_new_tokens, "a turn is never empty and never over its budget"
@@ -166,18 +172,21 @@ class RolloutLoop:
             generate_s=seconds,
         )
         attempt.ids = attempt.ids + turn.ids
-        attempt.stepping = self._pool.submit(_step, attempt.opening, attempt.pending.code)
+        attempt.stepping = self._pool.submit(self._step, attempt.opening, attempt.pending.code)
         attempt.step_deadline = time.perf_counter() + self.budgets.straggler_s
 
     def _collect(self, live: list[_Attempt]) -> None:
-        """Take in what is done: steps, waiting for every one that is not yet late, and scores."""
+        """Take in what is done: scores, and steps, waiting for the next round's that are not yet late."""
         stepping = {attempt.stepping: attempt for attempt in live if attempt.stepping is not None}
         scoring = {attempt.scoring: attempt for attempt in live if attempt.scoring is not None}
         wait([*stepping, *scoring], return_when=FIRST_COMPLETED)
-        now = time.perf_counter()
-        in_time = [future for future, attempt in stepping.items() if attempt.step_deadline > now]
-        if in_time:
-            wait(in_time, timeout=max(stepping[future].step_deadline for future in in_time) - now)
+        enough = max(1, len(live) // 2) if self.budgets.overlap else len(stepping)
+        while sum(future.done() for future in stepping) < enough:
+            now = time.perf_counter()
+            left = {f: a.step_deadline - now for f, a in stepping.items() if not f.done() and a.step_deadline > now}
+            if not left:
+                break
+            wait(left, timeout=max(left.values()), return_when=FIRST_COMPLETED)
         for future, attempt in stepping.items():
             if future.done():
                 self._end_step(attempt, future)
@@ -212,7 +221,7 @@ class RolloutLoop:
         )
         attempt.pending = None
         if last:
-            attempt.scoring = self._pool.submit(_score, attempt.opening.result())
+            attempt.scoring = self._pool.submit(self._score, attempt.opening.result())
         else:
             attempt.ids = attempt.ids + bridge_ids
 
@@ -252,6 +261,30 @@ class RolloutLoop:
             if attempt.steps:  # a trajectory never ends on an observation
                 attempt.steps[-1] = _replace(attempt.steps[-1], bridge_ids=[])
 
+    # What an attempt's thread does
+
+    def _open(self, task_id: str) -> Episode:
+        with self.clock.running("environment"):
+            return self.environment.open(task_id)
+
+    def _step(self, opening: Future[Episode], code: str | None) -> StepResult:
+        episode = opening.result()
+        if code is None:
+            return StepResult(text=NO_CODE_OBSERVATION, failure=None)
+        started = time.perf_counter()
+        with self.clock.running("environment"):
+            result = episode.step(code)
+        return _replace(result, seconds=time.perf_counter() - started)
+
+    def _score(self, episode: Episode) -> Score:
+        started = time.perf_counter()
+        with self.clock.running("environment"):
+            try:
+                score = episode.score()
+            finally:
+                _close_episode(episode)
+        return _replace(score, seconds=time.perf_counter() - started)
+
     def _finish(self, attempt: _Attempt) -> Trajectory:
         opened = attempt.opening is not None and attempt.opening.exception() is None
         return Trajectory(
@@ -266,24 +299,6 @@ class RolloutLoop:
             retries=attempt.retries,
             fault=attempt.fault,
         )
-
-
-def _step(opening: Future[Episode], code: str | None) -> StepResult:
-    episode = opening.result()
-    if code is None:
-        return StepResult(text=NO_CODE_OBSERVATION, failure=None)
-    started = time.perf_counter()
-    result = episode.step(code)
-    return _replace(result, seconds=time.perf_counter() - started)
-
-
-def _score(episode: Episode) -> Score:
-    started = time.perf_counter()
-    try:
-        score = episode.score()
-    finally:
-        _close_episode(episode)
-    return _replace(score, seconds=time.perf_counter() - started)
 
 
 def _close(attempt: _Attempt) -> None:

@@ -1,0 +1,37 @@
+"""Sharded parameters are gathered by every forward, so all ranks must run the same number of them.
+
+Within a call of `generate`, transformers sees to it (`synced_gpus`). Between the calls the ranks are free here: each
+has its own trajectories, which end at different turns. Before each call the ranks tell each other what they are about
+to do, and a rank that has nothing left to do takes part in the calls of the others until there are none.
+"""
+
+from typing import Any
+
+import torch
+from torch import distributed
+
+
+def needs_equal_forwards(trainer: Any) -> bool:
+    """Whether a forward of this trainer's model is a collective call: FSDP or ZeRO-3 on several processes."""
+    return (trainer._dist.is_fsdp or trainer._dist.is_zero3) and trainer.accelerator.num_processes > 1
+
+
+class Ranks:
+    """What the ranks of a rollout tell each other; alone, a rank only hears itself.
+
+    Args:
+        device: of the model, for the messages.
+        together: whether there are others who must be heard.
+    """
+
+    def __init__(self, device: torch.device, together: bool):
+        self.device = device
+        self.together = together
+
+    def any(self, *flags: bool) -> list[bool]:
+        """For each flag, whether it is set on any rank. A collective call."""
+        if not self.together:
+            return list(flags)
+        values = torch.tensor(flags, dtype=torch.float32, device=self.device)
+        distributed.all_reduce(values)
+        return [value > 0 for value in values.tolist()]
