@@ -24,6 +24,7 @@ INNER = (
     "gvpo_trl.environments*",
     "gvpo_trl.rollout.types",
     "gvpo_trl.rollout.chat",
+    "gvpo_trl.rollout.clock",
     "gvpo_trl.rollout.packing",
     "gvpo_trl.rollout.loop",
 )

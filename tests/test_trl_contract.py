@@ -123,6 +123,7 @@ def test_nothing_of_trls_is_hidden_by_accident():
         "_name",
         "_paper",
         "_generate_and_score_completions",
+        "_compute_loss",
         "_calculate_rewards",
         "_generate",
         "evaluation_loop",
