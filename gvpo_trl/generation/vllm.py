@@ -1,46 +1,255 @@
-"""Turns from vLLM through TRL's own `vllm_generation`, colocated or served, one synchronous batch a round."""
+"""Turns from vLLM, each on its own: a trajectory's next turn enters as soon as its interpreter has answered.
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+Colocated, the loop's thread drives the engine step by step (`EngineTurns`). Served, TRL's client posts every request
+from a thread of the main process (`ServerTurns`). Processes that share a server, or an engine by tensor parallelism,
+exchange requests and turns (`SharedTurns`).
+
+The engine, its settings and the weight sync, which empties the prefix cache, are TRL's `vllm_generation`. Its
+`generate` is not called: it waits for the slowest row of a batch, has one budget for all of them, and cuts the answer
+as if every process had the same number of rows, which trajectories of different lengths do not have.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from gvpo_trl.rollout.types import Generate, Turn, TurnRequest
+import torch
+from accelerate.utils import gather_object, is_peft_model
+
+from gvpo_trl.environments.errors import GenerationFault
+from gvpo_trl.generation.shared import SharedTurns
+from gvpo_trl.rollout.types import StreamingGenerate, Turn, TurnRequest
+
+MAX_POSTS = 64
+"""Requests under way at a server at once, as many as TRL's client keeps connections for."""
 
 
 @contextmanager
-def vllm_session(trainer: Any) -> Iterator[Generate]:
-    """Yield a `Generate` over the trainer's vLLM engine; TRL has synchronized its weights before the rollout.
+def vllm_session(trainer: Any) -> Iterator[StreamingGenerate]:
+    """Yield a `StreamingGenerate` over the trainer's vLLM engine; TRL has synchronized its weights before the rollout.
 
     Args:
         trainer: a `GVPOTrainer` with `use_vllm=True`.
-
-    Raises:
-        ValueError: with several processes in server mode or with tensor parallelism, where TRL's `generate` is a
-            collective call that needs the same number of rows on every rank.
     """
-    engine = trainer.vllm_generation
-    processes = trainer.accelerator.num_processes
-    if processes > 1 and (engine.mode == "server" or engine.tensor_parallel_size > 1):
-        raise ValueError(
-            f"vllm_mode={engine.mode!r} with vllm_tensor_parallel_size={engine.tensor_parallel_size} on {processes} "
-            "processes: trajectories end at different turns, so ranks would hold different numbers of rows. Use "
-            "vllm_mode='colocate' with vllm_tensor_parallel_size=1, or one process."
-        )
-    budget = engine.max_completion_length
+    engine, processes = trainer.vllm_generation, trainer.accelerator.num_processes
+    with _awake(engine), ExitStack() as stack:
+        if engine.mode == "server":
+            posts = stack.enter_context(ServerTurns(engine, Sampling(trainer))) if _is_main(trainer) else None
+            if processes == 1:
+                yield posts
+                return
+            shared = SharedTurns(_gather_all, trainer.accelerator.process_index, processes, posts)
+        else:
+            turns = stack.enter_context(EngineTurns(engine, Sampling(trainer)))
+            if engine.tensor_parallel_size == 1:
+                yield turns
+                return
+            if is_peft_model(engine.model):  # as TRL before it generates: NCCL must drain first (trl#3671)
+                torch.distributed.barrier(device_ids=[trainer.accelerator.local_process_index])
+            rank = torch.distributed.get_rank(group=engine.tp_group)
+            shared = SharedTurns(_gather_over(engine), rank, engine.tensor_parallel_size, turns, everywhere=True)
+        with shared:
+            yield shared
 
-    def generate(requests: Sequence[TurnRequest]) -> list[Turn]:
-        engine.max_completion_length = max(request.max_new_tokens for request in requests)
-        _, ids, logprobs, _ = engine.generate([request.ids for request in requests], images=None, num_generations=1)
-        logprobs = [None] * len(ids) if logprobs is None else [[top[0] for top in tops] for tops in logprobs]
-        return [
-            Turn(
-                ids=list(row[: request.max_new_tokens]),
-                logprobs=None if sampled is None else sampled[: request.max_new_tokens],
-            )
-            for row, sampled, request in zip(ids, logprobs, requests, strict=True)
-        ]
 
+def _is_main(trainer: Any) -> bool:
+    return trainer.accelerator.process_index == 0
+
+
+def _gather_all(message: Any) -> list[Any]:
+    return gather_object([message])
+
+
+def _gather_over(engine: Any) -> Callable[[Any], list[Any]]:
+    def gather(message: Any) -> list[Any]:
+        messages = [None] * engine.tensor_parallel_size
+        torch.distributed.all_gather_object(messages, message, group=engine.tp_group)
+        return messages
+
+    return gather
+
+
+@contextmanager
+def _awake(engine: Any) -> Iterator[None]:
+    """With TRL's sleep mode, keep the engine awake for the whole rollout: a sleep empties its prefix cache."""
+    if engine.mode == "server" or not engine.enable_sleep_mode:
+        yield
+        return
+    if engine._llm_weights_sleeping:  # this sleep discards the weights, so they come from the trainer again
+        engine.sync_weights()
+    engine.llm.wake_up(tags=["kv_cache"])
     try:
-        yield generate
+        yield
     finally:
-        engine.max_completion_length = budget
+        engine.llm.sleep(level=2)
+        engine._llm_weights_sleeping = True
+
+
+class Sampling:
+    """Sampling settings of one request after the other: those that TRL's `generate` would use, and a budget each.
+
+    Args:
+        trainer: a `GVPOTrainer` with `use_vllm=True`.
+    """
+
+    def __init__(self, trainer: Any):
+        engine = trainer.vllm_generation
+        self.regex = engine.structured_outputs_regex
+        self._settings = {
+            "repetition_penalty": engine.repetition_penalty,
+            "temperature": engine.temperature,
+            "top_p": engine.top_p,
+            "top_k": engine.top_k,
+            "min_p": engine.min_p or 0.0,
+            "logprobs": engine.logprobs,
+            "max_tokens": engine.max_completion_length,
+        } | engine.generation_kwargs
+        self._settings["n"] = 1
+        # A template may end a turn with another token than the model's own end of sequence.
+        stops = {*trainer.eos_token_ids, *(self._settings.get("stop_token_ids") or ())}
+        self._settings["stop_token_ids"] = sorted(stops)
+        self._place = (trainer.state.global_step, trainer.accelerator.process_index)
+        if engine.mode == "colocate" and engine.tensor_parallel_size > 1:
+            self._place = (trainer.state.global_step, trainer.accelerator.process_index // engine.tensor_parallel_size)
+
+    def __call__(self, request: TurnRequest) -> dict[str, Any]:
+        """Keyword arguments of vLLM's `SamplingParams`.
+
+        One `seed` for all would sample the same turn in every trajectory of a group, so each request gets its own,
+        which does not hang on the order in which the requests come.
+        """
+        settings = self._settings | {"max_tokens": min(request.max_new_tokens, self._settings["max_tokens"])}
+        if settings.get("seed") is not None:
+            key = repr((settings["seed"], *self._place, request.trajectory, len(request.ids)))
+            settings["seed"] = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big")
+        return settings
+
+
+class EngineTurns:
+    """A colocated engine, driven step by step by the thread that asks for the turns.
+
+    Args:
+        engine: TRL's `VLLMGeneration` in mode `"colocate"`.
+        sampling: the settings of each request.
+    """
+
+    def __init__(self, engine: Any, sampling: Callable[[TurnRequest], dict[str, Any]]):
+        self._engine = engine.llm.llm_engine
+        self._sampling = sampling
+        self._regex = engine.structured_outputs_regex
+        self._pending: dict[str, Future[Turn]] = {}
+        self._count = 0
+        self.prompt_tokens = self.cached_tokens = 0  # of the turns that ended; what the prefix cache held of them
+
+    def submit(self, request: TurnRequest) -> Future[Turn]:
+        """Add the request to the engine; one that the engine refuses fails alone."""
+        future: Future[Turn] = Future()
+        name = f"{request.trajectory}-{self._count}"
+        self._count += 1
+        params = self._params(request)
+        try:
+            self._engine.add_request(name, {"prompt_token_ids": request.ids}, params)
+        except ValueError as error:
+            future.set_exception(GenerationFault(f"vLLM refused a prompt of {len(request.ids)} tokens: {error}"))
+        else:
+            self._pending[name] = future
+        return future
+
+    def advance(self) -> bool:
+        """Run one step of the engine; `False` when it has nothing to do."""
+        if self._pending:
+            for output in self._engine.step():
+                if output.finished:
+                    self._end(output)
+        return bool(self._pending)
+
+    def __enter__(self) -> "EngineTurns":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._pending:  # a rollout that broke off must leave no turns to the next one
+            self._engine.abort_request(list(self._pending))
+            self._pending.clear()
+
+    def _params(self, request: TurnRequest) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+        settings = self._sampling(request)
+        structured = settings.get("structured_outputs")
+        if self._regex is not None:
+            settings["structured_outputs"] = StructuredOutputsParams(regex=self._regex)
+        elif isinstance(structured, dict):
+            settings["structured_outputs"] = StructuredOutputsParams(**structured)
+        return SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)
+
+    def _end(self, output: Any) -> None:
+        future = self._pending.pop(output.request_id)
+        completion = output.outputs[0]
+        ids = list(completion.token_ids)
+        if completion.finish_reason in ("abort", "error") or not ids:
+            future.set_exception(GenerationFault(f"vLLM ended a request with {completion.finish_reason!r}"))
+            return
+        self.prompt_tokens += len(output.prompt_token_ids)
+        self.cached_tokens += output.num_cached_tokens or 0
+        logprobs = completion.logprobs
+        if logprobs is not None:
+            logprobs = [at[token].logprob for at, token in zip(logprobs, ids, strict=True)]
+        future.set_result(Turn(ids=ids, logprobs=logprobs))
+
+
+class ServerTurns:
+    """A vLLM server through TRL's client, one request a turn, each in a thread of its own.
+
+    Args:
+        engine: TRL's `VLLMGeneration` in mode `"server"`, on the main process.
+        sampling: the settings of each request.
+    """
+
+    def __init__(self, engine: Any, sampling: Callable[[TurnRequest], dict[str, Any]]):
+        self._client = engine.vllm_client
+        self._sampling = sampling
+        self._regex = engine.structured_outputs_regex
+        self._pool = ThreadPoolExecutor(MAX_POSTS, thread_name_prefix="vllm-post")
+
+    def submit(self, request: TurnRequest) -> Future[Turn]:
+        """Post the request from a thread."""
+        return self._pool.submit(self._post, request)
+
+    def advance(self) -> bool:
+        """`False`: the server samples by itself."""
+        return False
+
+    def __enter__(self) -> "ServerTurns":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def _post(self, request: TurnRequest) -> Turn:
+        """Sample one turn.
+
+        Raises:
+            GenerationFault: when the server refused this request; a server that cannot be reached raises what the
+                client raises, and ends the rollout.
+        """
+        try:
+            answer = self._client.generate(
+                [request.ids],
+                logprobs=None,
+                structured_outputs_regex=self._regex,
+                generation_kwargs=self._sampling(request),
+            )
+        except OSError:  # what `requests` raises, after the client's own retries
+            raise
+        except Exception as error:
+            raise GenerationFault(f"the server refused a prompt of {len(request.ids)} tokens: {error}") from error
+        (ids,) = answer["completion_ids"]
+        if not ids:
+            raise GenerationFault("the server answered with an empty turn")
+        if answer["logprobs"] is None:
+            return Turn(ids=list(ids))
+        pairs = zip(answer["logprobs"][0], answer["logprob_token_ids"][0], ids, strict=True)
+        return Turn(ids=list(ids), logprobs=[top[tokens.index(token)] for top, tokens, token in pairs])

@@ -18,7 +18,11 @@ class Clock:
         try:
             yield
         finally:
-            self._spans[what].append((started, time.perf_counter()))
+            self.add(what, started)
+
+    def add(self, what: str, started: float) -> None:
+        """A span that began at that `perf_counter` and ends now."""
+        self._spans[what].append((started, time.perf_counter()))
 
     @property
     def generate_s(self) -> float:

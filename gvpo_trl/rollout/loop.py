@@ -4,7 +4,8 @@ Every live trajectory is an `_Attempt`. A round samples one turn for each attemp
 at the same time (one thread an episode; the episodes are processes of their own), and ends the attempts that are done.
 A world opens while the first turn is sampled, a waiting task is admitted as soon as an attempt ends, and a step that
 takes longer than `straggler_s` is left behind: the others go on without it. With `overlap` a round begins as soon as
-half of the live attempts are ready, so the code of one half runs while the turns of the other are sampled.
+half of the live attempts are ready, so the code of one half runs while the turns of the other are sampled. A
+`StreamingGenerate` (vLLM) needs no rounds: each attempt's next turn is asked for as soon as its code has run.
 
 Two kinds of failure never mix. A step's `failure` is the agent's: data, it shapes the advantage. An `EnvironmentFault`
 is ours: the attempt starts again once on a fresh episode, and else its trajectory is unscorable.
@@ -20,11 +21,19 @@ from dataclasses import replace as _replace
 from typing import Any
 
 from gvpo_trl.environments.base import Environment, Episode, Score, StepResult
-from gvpo_trl.environments.errors import EnvironmentFault, EnvironmentsExhausted
+from gvpo_trl.environments.errors import EnvironmentFault, EnvironmentsExhausted, GenerationFault
 from gvpo_trl.failures import classify_step
 from gvpo_trl.rollout.chat import Chat, extract_code
 from gvpo_trl.rollout.clock import Clock
-from gvpo_trl.rollout.types import Generate, Step, StopReason, Trajectory, Turn, TurnRequest
+from gvpo_trl.rollout.types import (
+    Generate,
+    Step,
+    StopReason,
+    StreamingGenerate,
+    Trajectory,
+    Turn,
+    TurnRequest,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +72,7 @@ class Budgets:
 
 @dataclass(slots=True)
 class _Attempt:
-    """A trajectory in the making. `opening` and `stepping` are the work that its thread has in hand."""
+    """A trajectory in the making. The futures are what others have in hand for it: the generator and its threads."""
 
     row: int
     task_id: str
@@ -74,6 +83,9 @@ class _Attempt:
     steps: list[Step] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     opening: Future[Episode] | None = None
+    sampling: Future[Turn] | None = None
+    asked_at: float = 0.0
+    """`perf_counter` at which the turn was asked for."""
     stepping: Future[StepResult] | None = None
     step_deadline: float = 0.0
     """`perf_counter` at which a round stops waiting for the step."""
@@ -81,6 +93,10 @@ class _Attempt:
     score: Score | None = None
     pending: Step | None = None
     stop: StopReason | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.stop is None and self.sampling is None and self.stepping is None
 
     def restart(self, fault: EnvironmentFault) -> None:
         self.retries += 1
@@ -106,7 +122,10 @@ class RolloutLoop:
         self._pool: ThreadPoolExecutor
 
     def run(
-        self, task_ids: Sequence[str], prompts: Sequence[list[dict[str, Any]]], generate: Generate
+        self,
+        task_ids: Sequence[str],
+        prompts: Sequence[list[dict[str, Any]]],
+        generate: Generate | StreamingGenerate,
     ) -> list[Trajectory]:
         """Attempt every row once and return its trajectory, in the order of the rows.
 
@@ -116,15 +135,18 @@ class RolloutLoop:
         """
         attempts = [self._attempt(row, *task) for row, task in enumerate(zip(task_ids, prompts, strict=True))]
         waiting, live = deque(attempts), []
+        stream = generate if isinstance(generate, StreamingGenerate) else _Rounds(generate)
         with ThreadPoolExecutor(2 * self.environment.max_episodes, thread_name_prefix="episode") as self._pool:
             try:
                 while waiting or live:
                     while waiting and len(live) < self.environment.max_episodes:
                         live.append(waiting.popleft())
-                    ready = [attempt for attempt in live if attempt.stop is None and attempt.stepping is None]
-                    if ready:
-                        self._sample(ready, generate)
-                    self._collect(live)
+                    for attempt in live:
+                        if attempt.is_idle:
+                            self._ask(attempt, stream)
+                    busy = stream.advance()
+                    self._begin_steps(live)
+                    self._collect(live, busy, in_rounds=stream is not generate)
                     live = [attempt for attempt in live if attempt.stop is None or attempt.scoring is not None]
                 return [self._finish(attempt) for attempt in attempts]
             finally:
@@ -140,22 +162,30 @@ class RolloutLoop:
             )
         return _Attempt(row, task_id, messages, prompt_ids, ids=list(prompt_ids))
 
-    def _sample(self, ready: list[_Attempt], generate: Generate) -> None:
-        """Sample the next turn of each attempt and hand its code to the attempt's thread."""
-        for attempt in ready:
-            if attempt.opening is None:  # the world opens while the first turn is sampled
-                attempt.opening = self._pool.submit(self._open, attempt.task_id)
-        requests = [
-            TurnRequest(trajectory=a.row, ids=a.ids, max_new_tokens=min(self.budgets.max_turn_length, self._room(a)))
-            for a in ready
-        ]
-        started = time.perf_counter()
-        with self.clock.running("generate"):
-            turns = generate(requests)
-        seconds = time.perf_counter() - started
-        for attempt, request, turn in zip(ready, requests, turns, strict=True):
-            assert 0 < len(turn.ids) <= request.max_new_tokens, "a turn is never empty and never over its budget"
-            self._begin_step(attempt, turn, seconds)
+    def _ask(self, attempt: _Attempt, stream: StreamingGenerate) -> None:
+        """Ask for the attempt's next turn."""
+        if attempt.opening is None:  # the world opens while the first turn is sampled
+            attempt.opening = self._pool.submit(self._open, attempt.task_id)
+        attempt.asked_at = time.perf_counter()
+        attempt.sampling = stream.submit(
+            TurnRequest(trajectory=attempt.row, ids=attempt.ids, max_new_tokens=self._turn_length(attempt))
+        )
+
+    def _begin_steps(self, live: list[_Attempt]) -> None:
+        """Hand the code of each turn that was sampled to the attempt's thread."""
+        for attempt in live:
+            if attempt.sampling is None or not attempt.sampling.done():
+                continue
+            future, attempt.sampling = attempt.sampling, None
+            self.clock.add("generate", attempt.asked_at)
+            try:
+                turn = future.result()
+            except GenerationFault as fault:
+                self._lose(attempt, fault)
+                continue
+            length = len(turn.ids)
+            assert 0 < length <= self._turn_length(attempt), "a turn is never empty and never over its budget"
+            self._begin_step(attempt, turn, time.perf_counter() - attempt.asked_at)
 
     def _begin_step(self, attempt: _Attempt, turn: Turn, seconds: float) -> None:
         text = turn.text if turn.text is not None else self.chat.text(turn.ids)
@@ -175,13 +205,20 @@ class RolloutLoop:
         attempt.stepping = self._pool.submit(self._step, attempt.opening, attempt.pending.code)
         attempt.step_deadline = time.perf_counter() + self.budgets.straggler_s
 
-    def _collect(self, live: list[_Attempt]) -> None:
-        """Take in what is done: scores, and steps, waiting for the next round's that are not yet late."""
+    def _collect(self, live: list[_Attempt], busy: bool, in_rounds: bool) -> None:
+        """Take in what is done: scores, and steps; in rounds, wait for the next round's that are not yet late.
+
+        Args:
+            live: all attempts under way.
+            busy: whether the generator needs this thread, so that nothing is waited for.
+            in_rounds: whether turns are sampled in batches, which should be large.
+        """
+        sampling = [attempt.sampling for attempt in live if attempt.sampling is not None]
         stepping = {attempt.stepping: attempt for attempt in live if attempt.stepping is not None}
         scoring = {attempt.scoring: attempt for attempt in live if attempt.scoring is not None}
-        wait([*stepping, *scoring], return_when=FIRST_COMPLETED)
+        wait([*sampling, *stepping, *scoring], timeout=0 if busy else None, return_when=FIRST_COMPLETED)
         enough = max(1, len(live) // 2) if self.budgets.overlap else len(stepping)
-        while sum(future.done() for future in stepping) < enough:
+        while in_rounds and sum(future.done() for future in stepping) < enough:
             now = time.perf_counter()
             left = {f: a.step_deadline - now for f, a in stepping.items() if not f.done() and a.step_deadline > now}
             if not left:
@@ -243,6 +280,10 @@ class RolloutLoop:
             return StopReason.MAX_TOKENS
         return None
 
+    def _turn_length(self, attempt: _Attempt) -> int:
+        """Tokens that the attempt's next turn may have."""
+        return min(self.budgets.max_turn_length, self._room(attempt))
+
     def _room(self, attempt: _Attempt) -> int:
         """Tokens that the trajectory may still grow by."""
         return self.budgets.room(len(attempt.prompt_ids)) - (len(attempt.ids) - len(attempt.prompt_ids))
@@ -299,6 +340,26 @@ class RolloutLoop:
             retries=attempt.retries,
             fault=attempt.fault,
         )
+
+
+class _Rounds:
+    """A `Generate` as a `StreamingGenerate`: `advance` samples all that was asked for, in one batch."""
+
+    def __init__(self, generate: Generate):
+        self._generate = generate
+        self._asked: list[tuple[TurnRequest, Future[Turn]]] = []
+
+    def submit(self, request: TurnRequest) -> Future[Turn]:
+        self._asked.append((request, Future()))
+        return self._asked[-1][1]
+
+    def advance(self) -> bool:
+        if self._asked:
+            turns = self._generate([request for request, _ in self._asked])
+            for (_, future), turn in zip(self._asked, turns, strict=True):
+                future.set_result(turn)
+            self._asked = []
+        return False
 
 
 def _close(attempt: _Attempt) -> None:

@@ -5,9 +5,10 @@ the chat template and the environment put after them. Nothing here is ever decod
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from gvpo_trl.environments.base import Score, StepResult
 from gvpo_trl.failures import FailureKind
@@ -50,6 +51,17 @@ class Generate(Protocol):
 
     def __call__(self, requests: Sequence["TurnRequest"]) -> list[Turn]:
         """Return one turn per request, in order; at most `max_new_tokens` ids each."""
+
+
+@runtime_checkable
+class StreamingGenerate(Protocol):
+    """Samples turns that come and go one by one: no request waits for another. What `Generate` is for batches."""
+
+    def submit(self, request: "TurnRequest") -> Future[Turn]:
+        """Take a request, one a trajectory at a time. The future may hold a `GenerationFault` of this request."""
+
+    def advance(self) -> bool:
+        """Do a small piece of the sampling in this thread; `False` when the futures may as well be waited for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,4 +142,14 @@ class Trajectory:
         return messages
 
 
-__all__ = ["Generate", "Score", "Step", "StepResult", "StopReason", "Trajectory", "Turn", "TurnRequest"]
+__all__ = [
+    "Generate",
+    "Score",
+    "Step",
+    "StepResult",
+    "StopReason",
+    "StreamingGenerate",
+    "Trajectory",
+    "Turn",
+    "TurnRequest",
+]

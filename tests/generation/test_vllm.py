@@ -1,81 +1,293 @@
-"""The part of the vLLM session that needs no vLLM: budgets, cutting and the refusal of collective calls."""
+"""What needs no vLLM in its session: an engine and a client that count. tests/vllm_engine has real ones."""
 
 import subprocess
 import sys
-from types import SimpleNamespace
+import threading
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from gvpo_trl.generation.vllm import vllm_session
-from gvpo_trl.rollout.types import TurnRequest
+from gvpo_trl.environments.errors import GenerationFault
+from gvpo_trl.generation.vllm import EngineTurns, Sampling, ServerTurns, vllm_session
+from gvpo_trl.rollout.types import StreamingGenerate, TurnRequest
+from tests.support.rolling import GENEROUS_S
+
+END = 7
 
 
-class Engine:
-    """TRL's `VLLMGeneration` as far as the session calls it: ids count up from the last one of the prompt."""
+class CountingEngine:
+    """vLLM's `LLMEngine` as far as the session calls it: a step adds to each request the id after its last one."""
 
-    def __init__(self, mode="colocate", tensor_parallel_size=1, logprobs=True):
-        self.mode, self.tensor_parallel_size, self.max_completion_length = mode, tensor_parallel_size, 16
-        self.logprobs = logprobs
-        self.budgets = []
+    def __init__(self, longest=100):
+        self.longest = longest
+        self.live = {}
+        self.params = []
+        self.broken = set()
 
-    def generate(self, prompts, images, num_generations):
-        assert images is None and num_generations == 1
-        self.budgets.append(self.max_completion_length)
-        ids = [[prompt[-1] + 1 + n for n in range(self.max_completion_length)] for prompt in prompts]
-        logprobs = [[[-float(token)] for token in row] for row in ids] if self.logprobs else None
-        return prompts, ids, logprobs, None
+    def add_request(self, name, prompt, params):
+        if len(prompt["prompt_token_ids"]) > self.longest:
+            raise ValueError("longer than the maximum model length")
+        self.params.append(params)
+        self.live[name] = (prompt["prompt_token_ids"], [], params)
+
+    def step(self):
+        ended = []
+        for name, (prompt, ids, params) in list(self.live.items()):
+            ids.append((ids or prompt)[-1] + 1)
+            broken = name in self.broken
+            if broken or len(ids) == params.max_tokens or ids[-1] in params.stop_token_ids:
+                ended.append(_output(name, prompt, ids, params, "abort" if broken else "stop"))
+                del self.live[name]
+        return ended
+
+    def abort_request(self, names):
+        for name in names:
+            del self.live[name]
 
 
-def trainer(engine, processes=1):
-    return SimpleNamespace(vllm_generation=engine, accelerator=SimpleNamespace(num_processes=processes))
+def _output(name, prompt, ids, params, reason):
+    logprobs = None
+    if params.logprobs is not None:  # another token may be likelier than the sampled one
+        logprobs = [{0: SimpleNamespace(logprob=-0.1), token: SimpleNamespace(logprob=-float(token))} for token in ids]
+    completion = SimpleNamespace(token_ids=tuple(ids), logprobs=logprobs, finish_reason=reason)
+    return SimpleNamespace(
+        request_id=name, finished=True, outputs=[completion], prompt_token_ids=prompt, num_cached_tokens=1
+    )
 
 
-REQUESTS = [
-    TurnRequest(trajectory=0, ids=[1, 10], max_new_tokens=2),
-    TurnRequest(trajectory=1, ids=[20], max_new_tokens=4),
-]
+@pytest.fixture(autouse=True)
+def vllm_names(monkeypatch):
+    names, inner = ModuleType("vllm"), ModuleType("vllm.sampling_params")
+    names.SamplingParams = SimpleNamespace
+    inner.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final")
+    inner.StructuredOutputsParams = lambda **options: ("structured", options)
+    monkeypatch.setitem(sys.modules, "vllm", names)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", inner)
 
 
-def test_every_turn_is_cut_to_its_own_budget():
-    with vllm_session(trainer(Engine())) as generate:
-        first, second = generate(REQUESTS)
-    assert (first.ids, first.logprobs) == ([11, 12], [-11.0, -12.0])
-    assert (second.ids, second.logprobs) == ([21, 22, 23, 24], [-21.0, -22.0, -23.0, -24.0])
+def make_trainer(engine=None, client=None, *, step=3, rank=0, processes=1, **changes):
+    values = {
+        "mode": "colocate" if client is None else "server",
+        "llm": SimpleNamespace(llm_engine=engine or CountingEngine()),
+        "vllm_client": client,
+        "tensor_parallel_size": 1,
+        "enable_sleep_mode": False,
+        "structured_outputs_regex": None,
+        "repetition_penalty": 1.0,
+        "temperature": 0.6,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": None,
+        "logprobs": 0,
+        "max_completion_length": 50,
+        "generation_kwargs": {},
+    }
+    return SimpleNamespace(
+        vllm_generation=SimpleNamespace(**(values | changes)),
+        accelerator=SimpleNamespace(num_processes=processes, process_index=rank, local_process_index=rank),
+        eos_token_ids=[END],
+        state=SimpleNamespace(global_step=step),
+    )
+
+
+def request(trajectory, ids, max_new_tokens=4):
+    return TurnRequest(trajectory=trajectory, ids=ids, max_new_tokens=max_new_tokens)
+
+
+# The colocated engine
+
+
+def test_every_request_has_its_own_budget_and_ends_alone():
+    with vllm_session(make_trainer()) as turns:
+        assert isinstance(turns, StreamingGenerate)
+        short, long = turns.submit(request(0, [1, 10], 2)), turns.submit(request(1, [20], 4))
+        assert [turns.advance(), turns.advance()] == [True, True]
+        assert (short.done(), long.done()) == (True, False)
+        later = turns.submit(request(0, [1, 10, 11, 12, 30], 1))  # the next turn enters beside the one in the engine
+        assert [turns.advance(), turns.advance()] == [True, False]
+    assert [future.result().ids for future in (short, long, later)] == [[11, 12], [21, 22, 23, 24], [31]]
+    assert short.result().logprobs == [-11.0, -12.0]
+
+
+def test_a_turn_ends_with_the_trainers_end_of_turn_token():
+    with vllm_session(make_trainer()) as turns:
+        future = turns.submit(request(0, [5], 20))
+        while turns.advance():
+            pass
+    assert future.result().ids == [6, END]
 
 
 def test_an_engine_without_logprobs_gives_turns_without():
-    with vllm_session(trainer(Engine(logprobs=False))) as generate:
-        assert [turn.logprobs for turn in generate(REQUESTS)] == [None, None]
+    with vllm_session(make_trainer(logprobs=None)) as turns:
+        future = turns.submit(request(0, [10], 1))
+        turns.advance()
+    assert future.result().logprobs is None
 
 
-def test_the_engine_runs_to_the_longest_budget_of_each_call_and_gets_its_own_back():
-    engine = Engine()
-    with vllm_session(trainer(engine)) as generate:
-        generate(REQUESTS)
-        generate(REQUESTS[:1])
-    assert engine.budgets == [4, 2]
-    assert engine.max_completion_length == 16
+def test_a_request_that_the_engine_refuses_fails_alone():
+    with vllm_session(make_trainer(CountingEngine(longest=3))) as turns:
+        refused, taken = turns.submit(request(0, [1, 2, 3, 4])), turns.submit(request(1, [10], 1))
+        turns.advance()
+    with pytest.raises(GenerationFault, match=r"prompt of 4 tokens.*maximum model length"):
+        refused.result()
+    assert taken.result().ids == [11]
 
 
-def test_the_engine_gets_its_budget_back_after_an_exception():
-    engine = Engine()
-    with pytest.raises(KeyboardInterrupt), vllm_session(trainer(engine)) as generate:
-        generate(REQUESTS)
+def test_a_request_that_the_engine_breaks_off_fails_alone():
+    engine = CountingEngine()
+    with vllm_session(make_trainer(engine)) as turns:
+        broken, whole = turns.submit(request(0, [1])), turns.submit(request(1, [10], 1))
+        engine.broken.update(name for name in engine.live if name.startswith("0-"))
+        turns.advance()
+    with pytest.raises(GenerationFault, match="abort"):
+        broken.result()
+    assert whole.result().ids == [11]
+
+
+def test_a_rollout_that_breaks_off_leaves_nothing_in_the_engine():
+    engine = CountingEngine()
+    with pytest.raises(KeyboardInterrupt), vllm_session(make_trainer(engine)) as turns:
+        turns.submit(request(0, [1]))
+        turns.advance()
+        assert engine.live
         raise KeyboardInterrupt
-    assert engine.max_completion_length == 16
+    assert not engine.live
 
 
-@pytest.mark.parametrize(("mode", "parallel"), [("server", 1), ("colocate", 2)])
-def test_collective_generation_on_several_processes_is_refused(mode, parallel):
-    said = rf"{mode}.*{parallel} on 2 processes.*Use vllm_mode='colocate'"
-    with pytest.raises(ValueError, match=said), vllm_session(trainer(Engine(mode, parallel), processes=2)):
-        pass
+def test_what_the_prefix_cache_held_is_counted():
+    trainer = make_trainer()
+    turns = EngineTurns(trainer.vllm_generation, Sampling(trainer))
+    turns.submit(request(0, [10, 20, 30], 1))
+    turns.advance()
+    assert (turns.prompt_tokens, turns.cached_tokens) == (3, 1)
 
 
-@pytest.mark.parametrize(("mode", "parallel", "processes"), [("colocate", 1, 2), ("server", 1, 1), ("colocate", 2, 1)])
-def test_other_settings_are_taken(mode, parallel, processes):
-    with vllm_session(trainer(Engine(mode, parallel), processes)) as generate:
-        assert len(generate(REQUESTS)) == 2
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"structured_outputs_regex": "a+"}, ("structured", {"regex": "a+"})),
+        ({"generation_kwargs": {"structured_outputs": {"choice": ["a"]}}}, ("structured", {"choice": ["a"]})),
+    ],
+)
+def test_structured_outputs_are_passed_on(changes, expected):
+    engine = CountingEngine()
+    with vllm_session(make_trainer(engine, **changes)) as turns:
+        turns.submit(request(0, [1]))
+    assert engine.params[0].structured_outputs == expected
+
+
+class Sleeping:
+    """An engine with TRL's sleep mode; `log` is what happened."""
+
+    def __init__(self, asleep):
+        self.log = []
+        self.llm = SimpleNamespace(
+            llm_engine=CountingEngine(),
+            wake_up=lambda tags: self.log.append(f"wake {tags[0]}"),
+            sleep=lambda level: self.log.append(f"sleep {level}"),
+        )
+        self.trainer = make_trainer(llm=self.llm, enable_sleep_mode=True, _llm_weights_sleeping=asleep)
+        self.trainer.vllm_generation.sync_weights = lambda: self.log.append("sync")
+
+
+@pytest.mark.parametrize("asleep", [True, False])
+def test_the_engine_is_awake_for_the_whole_rollout_and_sleeps_after_it(asleep):
+    engine = Sleeping(asleep)
+    with pytest.raises(KeyboardInterrupt), vllm_session(engine.trainer) as turns:
+        for turn in (1, 2):
+            turns.submit(request(0, [turn], 1))
+            turns.advance()
+        engine.log.append("rollout")
+        raise KeyboardInterrupt
+    assert engine.log == [*["sync"] * asleep, "wake kv_cache", "rollout", "sleep 2"]
+    assert engine.trainer.vllm_generation._llm_weights_sleeping
+
+
+# Settings
+
+
+def test_settings_are_those_of_trl_and_the_requests_budget():
+    settings = Sampling(make_trainer(generation_kwargs={"stop": ["```\n"], "top_p": 0.9, "n": 4}))
+    assert settings(request(0, [1], 9)) == {
+        "repetition_penalty": 1.0,
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 0,
+        "min_p": 0.0,
+        "logprobs": 0,
+        "max_tokens": 9,
+        "n": 1,
+        "stop": ["```\n"],
+        "stop_token_ids": [END],
+    }
+
+
+def test_a_users_own_budget_and_stop_tokens_are_kept():
+    settings = Sampling(make_trainer(generation_kwargs={"max_tokens": 5, "stop_token_ids": [3]}))
+    assert settings(request(0, [1], 9)) | {"max_tokens": 5, "stop_token_ids": [3, END]} == settings(request(0, [1], 9))
+
+
+def test_a_seed_becomes_one_a_request_that_does_not_hang_on_the_order():
+    def seed(trajectory=0, length=1, **place):
+        return Sampling(make_trainer(generation_kwargs={"seed": 5}, **place))(request(trajectory, [1] * length))[
+            "seed"
+        ]
+
+    seeds = [seed(), seed(trajectory=1), seed(length=2), seed(step=4), seed(rank=1)]
+    assert len(set(seeds)) == len(seeds)
+    assert seed() == seeds[0]
+    assert "seed" not in Sampling(make_trainer())(request(0, [1]))
+
+
+# The server
+
+
+class Client:
+    """TRL's client; `together` requests must be under way before one is answered."""
+
+    def __init__(self, together=1, error=None, logprobs=True):
+        self.barrier, self.error, self.logprobs = threading.Barrier(together), error, logprobs
+        self.settings = []
+
+    def generate(self, prompts, logprobs, structured_outputs_regex, generation_kwargs):
+        self.settings.append(generation_kwargs)
+        self.barrier.wait(GENEROUS_S)
+        if self.error is not None and prompts[0][-1] == 0:
+            raise self.error
+        token = prompts[0][-1] + 1
+        scores = {"logprobs": [[[-0.1, -float(token)]]], "logprob_token_ids": [[[0, token]]]}
+        if not self.logprobs:
+            scores = {"logprobs": None, "logprob_token_ids": None}
+        return {"completion_ids": [[token]], **scores}
+
+
+def test_requests_are_under_way_at_the_server_at_the_same_time():
+    client = Client(together=3)
+    with vllm_session(make_trainer(client=client)) as turns:
+        futures = [turns.submit(request(row, [10 * row + 1], row + 1)) for row in range(3)]
+        assert turns.advance() is False
+        assert [future.result(GENEROUS_S).ids for future in futures] == [[2], [12], [22]]
+    assert futures[1].result().logprobs == [-12.0]
+    assert sorted(settings["max_tokens"] for settings in client.settings) == [1, 2, 3]
+
+
+def test_a_server_without_logprobs_gives_turns_without():
+    with vllm_session(make_trainer(client=Client(logprobs=False))) as turns:
+        assert turns.submit(request(0, [1])).result(GENEROUS_S).logprobs is None
+
+
+def test_a_request_that_the_server_refuses_fails_alone():
+    with vllm_session(make_trainer(client=Client(error=Exception("Request failed: 400, too long")))) as turns:
+        refused, taken = turns.submit(request(0, [0])), turns.submit(request(1, [1]))
+        with pytest.raises(GenerationFault, match=r"prompt of 1 tokens.*400, too long"):
+            refused.result(GENEROUS_S)
+        assert taken.result(GENEROUS_S).ids == [2]
+
+
+def test_a_server_that_is_gone_is_no_fault_of_one_request():
+    trainer = make_trainer(client=Client(error=ConnectionError("gone")))
+    with ServerTurns(trainer.vllm_generation, Sampling(trainer)) as turns, pytest.raises(ConnectionError):
+        turns.submit(request(0, [0])).result(GENEROUS_S)
 
 
 def test_the_module_does_not_import_vllm():

@@ -1,0 +1,66 @@
+"""Generators whose turns come one by one, without a model."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from gvpo_trl.environments.errors import GenerationFault
+from gvpo_trl.rollout.types import Turn
+from tests.support.toy import Scripted
+
+
+class Stepped:
+    """A `StreamingGenerate` driven by the loop's thread, as a colocated engine: each `advance` ends one turn.
+
+    Args:
+        generate: a batch generator that knows the turns.
+        first: called with the requests in flight, returns the place of the one to end, `None` to end none.
+        refuse: called with a request, whether it fails.
+    """
+
+    def __init__(self, generate, first=lambda flying: 0, refuse=lambda request: False):
+        self.generate, self.first, self.refuse = generate, first, refuse
+        self.flying = []
+        self.asked = []
+
+    def submit(self, request):
+        future = Future()
+        self.asked.append(request)
+        self.flying.append((request, future))
+        return future
+
+    def advance(self):
+        place = self.first([request for request, _ in self.flying]) if self.flying else None
+        if place is not None:
+            request, future = self.flying.pop(place)
+            if self.refuse(request):
+                future.set_exception(GenerationFault("refused"))
+            else:
+                future.set_result(self.generate([request])[0])
+        return bool(self.flying)
+
+
+class Threaded:
+    """A `StreamingGenerate` that samples in threads of its own, as a server."""
+
+    def __init__(self, generate):
+        self.generate = generate
+        self.pool = ThreadPoolExecutor(8)
+
+    def submit(self, request):
+        return self.pool.submit(lambda: self.generate([request])[0])
+
+    def advance(self):
+        return False
+
+
+class Counting:
+    """A batch generator: the last id of the request counted on, as far as the budget goes."""
+
+    def __call__(self, requests):
+        return [
+            Turn(ids=[request.ids[-1] + 1 + n for n in range(request.max_new_tokens)], logprobs=None)
+            for request in requests
+        ]
+
+
+def scripted(tokenizer, scripts):
+    return Scripted(tokenizer, dict(enumerate(scripts)))

@@ -1,0 +1,86 @@
+"""Sampling from a real vLLM server on the loopback device.
+
+The weight sync is a stub: TRL sends weights over NCCL, which needs a GPU. The trainer's learning rate is 0, so that
+its weights stay those that the server loaded.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from gvpo_trl.environments.errors import GenerationFault
+from gvpo_trl.generation.vllm import vllm_session
+from gvpo_trl.rollout.types import TurnRequest
+from tests.support.tiny import tiny_tokenizer
+from tests.support.training import make_trainer
+from tests.vllm_engine.conftest import CONTEXT
+
+pytestmark = pytest.mark.vllm
+
+START_S = 600
+"""How long the server may take to start."""
+
+
+@pytest.fixture(scope="module")
+def server(model_folder):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model_folder)]
+    options = {"host": "127.0.0.1", "port": port, "max-model-len": CONTEXT, "logprobs-mode": "processed_logprobs"}
+    command += [word for name, value in options.items() for word in (f"--{name}", str(value))] + ["--enforce-eager"]
+    process = subprocess.Popen(command, env=os.environ | {"VLLM_SERVER_DEV_MODE": "1"}, start_new_session=True)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory, model_folder, server):
+    """Has trained for three steps with turns from the server."""
+    from trl.generation.vllm_client import VLLMClient
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VLLMClient, "init_communicator", lambda self, device: None)
+        patch.setattr(VLLMClient, "update_named_params", lambda self, metadata, params: list(params))
+        trainer = make_trainer(
+            tmp_path_factory.mktemp("out"),
+            model=str(model_folder),
+            tokenizer=tiny_tokenizer(),
+            use_vllm=True,
+            vllm_mode="server",
+            vllm_server_base_url=server,
+            vllm_server_timeout=START_S,
+            max_context_length=CONTEXT,
+            max_turn_length=24,
+            max_steps=3,
+            learning_rate=0.0,
+        )
+        trainer.train()
+        yield trainer
+
+
+def test_turns_of_the_server_have_the_trainers_log_probabilities(trainer):
+    logs = [log for log in trainer.state.log_history if "sampling/sampling_logp_difference/mean" in log]
+    assert len(logs) == 3
+    assert max(log["sampling/sampling_logp_difference/mean"] for log in logs) < 0.01
+    assert all(batch["advantages"].shape == batch["completion_mask"].shape for batch in trainer.loss_inputs)
+
+
+def test_every_request_has_its_own_budget_and_a_refused_one_fails_alone(trainer):
+    prompts = [list(range(5, 60)), list(range(5, 60)), [9] * 2 * CONTEXT]
+    with vllm_session(trainer) as turns:
+        futures = [
+            turns.submit(TurnRequest(trajectory=row, ids=ids, max_new_tokens=3 + 5 * row))
+            for row, ids in enumerate(prompts)
+        ]
+        results = [future.exception() or future.result() for future in futures]
+    assert [len(turn.ids) <= budget for turn, budget in zip(results[:2], (3, 8), strict=True)] == [True, True]
+    assert all(len(turn.ids) == len(turn.logprobs) for turn in results[:2])
+    assert isinstance(results[2], GenerationFault)
