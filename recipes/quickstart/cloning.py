@@ -1,0 +1,225 @@
+"""Behaviour cloning of transcripts on a small Qwen2, with the values of each transcript drawn anew every time.
+
+Copying a value out of the task or an observation is what a model of this size learns last. Three things get it there:
+every value is one token, so a transcript with other values is a substitution of ids; tokens of values weigh more in
+the loss; and short drills are mixed in that are nothing but copying.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from gvpo_trl.environments.appworld.families import PEOPLE, POOLS, closed_sets, pool
+
+SLOTS = {
+    "words": ("title", "content", "label", "subject", "body", "message", "query", "description", "name", "note"),
+    "first_names": ("query", "name", "receiver_email", "user_email", "phone_number"),
+    "artists": ("query", "name", "answer"),
+    "numbers": ("amount", "snooze_minutes"),
+    "times": ("time",),
+}
+"""Arguments that a drill fills, by the kind of value."""
+VERBS = ("Send", "Make a", "Use", "With", "Set", "The")
+CALLS = (("venmo", "search_users"), ("simple_note", "search_notes"), ("spotify", "search_songs"), ("phone", "login"))
+VALUE_WEIGHT = 3.0
+"""Weight of a value's token in the loss; every other sampled token has 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A token sequence and the weight of each token as a target."""
+
+    ids: list[int]
+    weights: list[float]
+
+
+def small_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
+    """A Qwen2 of about a million parameters."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = Qwen2ForCausalLM(config)
+    # Rows of about unit length. With the usual 0.02 a token's identity drowns in what the layers add to it, and no
+    # copying is learnt in the steps that there are.
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.1)
+    return model
+
+
+class Substitution:
+    """Replaces the values of a token sequence by others of their kind, the same one everywhere.
+
+    A person's first name, address and phone number move together, so that what an app shows stays consistent.
+
+    Args:
+        tokenizer: knows each value as one token.
+        pools: the value pools to draw from; values of other pools stay what they are.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, pools: Sequence[str]):
+        sets = closed_sets()
+        people = pool(PEOPLE, *pools)
+        kinds = ("words", "artists", "numbers", "times")
+        groups = [[(value,) for value in pool(sets[kind], *pools)] for kind in kinds]
+        groups += [[(value,) for value in sets["genres"]]]
+        groups += [[(person.first_name, person.email, person.phone_number) for person in people]]
+        self._size = len(tokenizer)
+        ids = tokenizer.convert_tokens_to_ids
+        self._groups = [torch.tensor([ids(list(row)) for row in group]) for group in groups]
+
+    def draw(self, generator: torch.Generator) -> torch.Tensor:
+        """(V,) the id to put in the place of each id."""
+        table = torch.arange(self._size)
+        for group in self._groups:
+            table[group] = group[torch.randperm(len(group), generator=generator)]
+        return table
+
+
+def drills(tokenizer: PreTrainedTokenizerFast, count: int, rng: random.Random) -> list[Example]:
+    """Short conversations in which the only thing to learn is where a value comes from."""
+    sets = closed_sets()
+    examples = []
+    for _ in range(count):
+        user, code = rng.choice((_named_values, _named_values, _listed_ids, _printed_values))(sets, rng)
+        head = f"<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
+        turn = f"```python\n{code}\n```<|im_end|>"
+        head_ids = tokenizer(head, add_special_tokens=False)["input_ids"]
+        turn_ids = tokenizer(turn, add_special_tokens=False)["input_ids"]
+        examples.append(Example(head_ids + turn_ids, [0.0] * len(head_ids) + [1.0] * len(turn_ids)))
+    return examples
+
+
+def _named_values(sets: dict, rng: random.Random) -> tuple[str, str]:
+    """Values named in a sentence become arguments of a call, in another order."""
+    kinds = rng.choices(list(SLOTS), weights=(3, 3, 1, 1, 1), k=rng.choice((1, 2, 3)))
+    slots = {rng.choice(SLOTS[kind]): rng.choice(sets[kind]) for kind in kinds}
+    user = rng.choice((", ", " and ", ". ")).join(f"{slot} {value}" for slot, value in slots.items())
+    asked = rng.sample(list(slots.items()), len(slots))
+    arguments = [f"{slot}={value}" if value.isdigit() else f'{slot}="{value}"' for slot, value in asked]
+    app, api = rng.choice(CALLS)
+    return f"{rng.choice(VERBS)} {user}.", f"apis.{app}.{api}({', '.join(arguments)}, access_token=token)"
+
+
+def _listed_ids(sets: dict, rng: random.Random) -> tuple[str, str]:
+    """A name picks one of three numbered lines."""
+    shown = rng.sample(sets[rng.choice(("words", "first_names"))], 3)
+    wanted = rng.randrange(3)
+    lines = "\n".join(f"{1 + position} {value}" for position, value in enumerate(shown))
+    return f"{shown[wanted]}.\n{lines}\n", f"id={1 + wanted}"
+
+
+def _printed_values(sets: dict, rng: random.Random) -> tuple[str, str]:
+    """What an observation shows is repeated, after a few values that are not wanted."""
+    kinds = rng.choice((("words", "numbers"), ("artists", "genres"), ("first_names", "numbers"), ("artists", "words")))
+    values = [rng.choice(sets[kind]) for kind in kinds]
+    before = " ".join(rng.sample(sets["words"], rng.randrange(3)))
+    code = f'apis.supervisor.complete_task(answer="{values[0]} {values[1]}")'
+    return f"{rng.choice(VERBS)} {before}.\n\nOutput:\n```\n{values[0]} {values[1]}\n\n```", code
+
+
+class Mixture:
+    """Batches of transcripts and drills, each with its values drawn anew.
+
+    Args:
+        transcripts: what the experts did; their values come from the train pool.
+        drills: short examples; their values come from all pools, so that every value's token is known.
+        share: of the sequences, how many are drills. They are short, so 0.8 is about a third of the batches.
+        pools: the value pools that transcripts are shown with; values of the others are held out from them.
+        max_tokens: of a batch, padding included.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        transcripts: Sequence[Example],
+        drills: Sequence[Example],
+        *,
+        seed: int,
+        share: float,
+        pools: Sequence[str] = ("train",),
+        max_tokens: int = 3072,
+    ):
+        self._pad = tokenizer.pad_token_id
+        self._kinds = (
+            (transcripts, Substitution(tokenizer, pools)),
+            (drills, Substitution(tokenizer, POOLS)),
+        )
+        self._values = torch.zeros(len(tokenizer), dtype=torch.bool)
+        for values in closed_sets().values():
+            self._values[tokenizer.convert_tokens_to_ids(list(values))] = True
+        self._share, self._max_tokens = share, max_tokens
+        self._rng = random.Random(seed)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(B, T) ids, padded on the right, and (B, T) weights; without end."""
+        while True:
+            rows = [self._draw() for _ in range(512)]
+            rows.sort(key=lambda row: len(row[0]))  # little padding: rows of a batch are about equally long
+            batches, batch = [], []
+            for row in rows:
+                if batch and (len(batch) + 1) * len(row[0]) > self._max_tokens:
+                    batches.append(batch)
+                    batch = []
+                batch.append(row)
+            batches.append(batch)
+            self._rng.shuffle(batches)
+            for batch in batches:
+                ids, weights = zip(*batch, strict=True)
+                yield pad_sequence(ids, True, self._pad), pad_sequence(weights, True, 0.0)
+
+    def _draw(self) -> tuple[torch.Tensor, torch.Tensor]:
+        examples, substitution = self._kinds[self._rng.random() < self._share]
+        example = self._rng.choice(examples)
+        ids = substitution.draw(self._generator)[torch.tensor(example.ids)]
+        weights = torch.tensor(example.weights)
+        return ids, torch.where(self._values[ids], VALUE_WEIGHT * weights, weights)
+
+
+def clone(
+    model: Qwen2ForCausalLM,
+    batches: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    steps: int,
+    *,
+    learning_rate: float = 2e-3,
+    warmup: int = 50,
+    report: Callable[[int, float], None] = lambda step, loss: None,
+) -> None:
+    """Train the model on the weighted cross-entropy of the batches' tokens."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.05)
+
+    def factor(step: int) -> float:
+        return min(1.0, (step + 1) / warmup) * (0.05 + 0.475 * (1 + math.cos(math.pi * step / max(1, steps))))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    model.train()
+    for step, (ids, weights) in zip(range(steps), batches, strict=False):
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]  # padding on the right: nobody looks at it
+            wanted = weights[:, 1:] > 0
+            logits = model.lm_head(hidden[wanted])  # (N, V)
+        losses = torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][wanted], reduction="none")
+        targets = weights[:, 1:][wanted]
+        loss = (losses * targets).sum() / targets.sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        report(step, loss.item())
+    model.eval()

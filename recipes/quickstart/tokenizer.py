@@ -1,0 +1,121 @@
+"""The small agent's tokenizer: about 900 tokens, single bytes among them, so that any text goes in and out unchanged.
+
+What the agent has to copy (names, titles, amounts, addresses, API names, argument names) is one token each. A model of
+a million parameters learns to copy a token; it does not learn to spell.
+"""
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from gvpo_trl.environments.appworld.families import FAMILIES, NORMAL_SPLITS, POOLS, Draw, Family, closed_sets
+from gvpo_trl.environments.appworld.tasks import USER_TEMPLATE, load_prompt
+
+SPECIAL = ("<pad>", "<|im_start|>", "<|im_end|>")
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# Long runs that never vary, in prompts, code and tracebacks: one token each keeps the sequences short.
+CHUNKS = (
+    "user\n", "assistant\n", "system\n", "```python\n", "\n```", "Output:\n```\n",
+    "Execution successful.", "Execution failed. Traceback:\n", '  File "<python-input>", line ', ", in <module>\n    ",
+    "Syntax error in line:\n", "\nMessage: ", "invalid syntax", "'(' was never closed",
+    ". Perhaps you forgot a comma?",
+    "Exception: ", "KeyError: '", "NameError: name '", "TypeError: ", "' is not defined", "No API named '",
+    "' found in the ", " app.", "Response status code is ", ':\n{"message":"', '"}', "Validation error. Reason: \\n",
+    ": field required", ": value is not a valid integer", ": value is not a valid email address",
+    "Invalid credentials",
+    "You are either not authorized to access this ",
+    " API endpoint or your access token is missing, invalid or expired.", "No APIs with name ", " found for the ",
+    ". Check the api and app name again.", "422", "401", "409", "404", "\n[… ", " of ", " tokens left out …]\n",
+    "apis.", "access_token=", "access_token=token", 'pw = {a["account_name"]: a["password"] for a in ',
+    "token = ", '["access_token"]', "~~^^", "~^^",
+)  # fmt: skip
+RUNS = tuple(character * length for character in "^ " for length in (2, 4, 8, 16, 32))
+
+
+def build_tokenizer(api_docs: Path) -> PreTrainedTokenizerFast:
+    """Make the tokenizer from the families and the docs of the APIs that they look up.
+
+    Args:
+        api_docs: the folder `data/api_docs/standard` of any data root.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_tokens(
+        [
+            # A short word is a token only where it stands alone: "Ana" is none in "Banana".
+            AddedToken(token, normalized=False, single_word=bool(re.fullmatch(r"\w{1,4}|[A-Z]\w+|\d.*", token)))
+            for token in _tokens(api_docs)
+        ]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<|im_end|>",
+        chat_template=CHATML,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def value_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, list[int]]:
+    """The ids of the values by kind, each kind in the order of `closed_sets()`."""
+    return {kind: tokenizer.convert_tokens_to_ids(list(values)) for kind, values in closed_sets().items()}
+
+
+def _tokens(api_docs: Path) -> list[str]:
+    """All tokens but bytes and special ones, in an order that does not vary."""
+    families = [family for family in FAMILIES.values() if family.splits == NORMAL_SPLITS]
+    code = [text for family in families for text in _code_of(family)]
+    words = Counter(word for text in code for word in re.findall(r"[A-Za-z_]\w*", text))
+    glue = Counter(run for text in code for run in re.findall(r"[^\w\n]+", text) if len(run) > 1)
+    tokens = [value for values in closed_sets().values() for value in values]
+    tokens += CHUNKS + RUNS
+    tokens += sorted({f"apis.{app}." for app in re.findall(r"\bapis\.(\w+)\.", "\n".join(code))})
+    tokens += _arguments(families, api_docs)
+    tokens += sorted(words)
+    tokens += sorted(run for run, count in glue.items() if count > 4)
+    tokens += _prose(families)
+    return list(dict.fromkeys(tokens))
+
+
+def _code_of(family: Family, draws: int = 6) -> Iterable[str]:
+    """Code of a family for a few draws, with the values blanked out."""
+    names = sorted({value for values in closed_sets().values() for value in values}, key=len, reverse=True)
+    blank = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
+    for seed in range(draws):
+        values = family.sample(Draw(random.Random(seed), POOLS))
+        slips = [slip for options in family.slips(values) for slip in options]
+        for text in [*family.turns(values), *(slip.code for slip in [*slips, *family.wrong_ends(values)])]:
+            yield blank.sub("0", text)
+
+
+def _arguments(families: list[Family], api_docs: Path) -> list[str]:
+    """Names of the arguments of the documented APIs: what looking them up prints."""
+    names = []
+    for app, api in [family.documented for family in families if family.documented]:
+        doc = json.loads((api_docs / f"{app}.json").read_text(encoding="utf-8"))[api]
+        names += [parameter["name"] for parameter in doc["parameters"]]
+    return sorted(set(names))
+
+
+def _prose(families: list[Family]) -> list[str]:
+    """Pieces of the prompts: the system text by the sentence, the rest by the word."""
+    system = re.findall(r"[^.;]+(?:\.(?=\S)[^.;]*)*(?:[.;] ?|$)", load_prompt("compact").template)
+    user = re.split(r"\$\w+", USER_TEMPLATE)
+    phrases = " ".join(re.sub(r"\{\w+\}", "0", phrase) for family in families for phrase in family.phrases)
+    return [part for part in [*system, *user] if part] + sorted(set(re.findall(r"\b[A-Za-z]+\b ?", phrases)))

@@ -1,0 +1,163 @@
+"""Makes the quickstart's small starting agent again, from nothing.
+
+    python recipes/quickstart/warm_start.py --output recipes/quickstart/model
+
+Scripted experts with sloppy habits solve tasks in the real AppWorld engine; a Qwen2 of a million parameters is cloned
+from their transcripts. The tasks are others than the quickstart's (another seed), and the held-out values are in none
+of them. Takes about half an hour on two cores; the result is in the repository, so nobody has to run it.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from cloning import Example, Mixture, clone, drills, small_model
+from experts import Habits, ScriptedExperts, script
+from tokenizer import build_tokenizer
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from gvpo_trl.environments.appworld import AppWorldEnvironments, load_tasks
+from gvpo_trl.environments.appworld.families import load_task
+from gvpo_trl.environments.appworld.setup import make_pocket
+from gvpo_trl.rollout.chat import Chat
+from gvpo_trl.rollout.loop import Budgets, RolloutLoop
+from gvpo_trl.rollout.types import Trajectory
+
+SEED_OFFSET = 1000
+"""Between the seeds of the warm start's tasks and of the quickstart's, so that they never meet."""
+BUDGETS = Budgets(max_turns=12, max_turn_length=96, max_observation_length=80, max_completion_length=1600)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    options = parse(arguments)
+    torch.set_num_threads(options.threads)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="gvpo-warm-start-") as folder:
+        work = Path(options.work or folder)
+        root = work / "pocket"
+        make_pocket(root, seed=SEED_OFFSET + options.seed, venv=options.venv, extra=sizes(options.episodes))
+        tokenizer = build_tokenizer(root / "data" / "api_docs" / "standard")
+        print(f"[{time.perf_counter() - started:5.0f} s] tokenizer of {len(tokenizer)} tokens", flush=True)
+        transcripts = cached_transcripts(options, work, root, tokenizer)
+        print(f"[{time.perf_counter() - started:5.0f} s] {len(transcripts)} transcripts", flush=True)
+    model = small_model(tokenizer, options.seed)
+    rng = random.Random(options.seed)
+    exercises = drills(tokenizer, 5000, rng)
+    shown = {"pools": options.pools.split(","), "seed": options.seed}
+    copying = Mixture(tokenizer, transcripts, exercises, share=1.0, **shown)
+    mixture = Mixture(tokenizer, transcripts, exercises, share=0.8, **shown)
+    batches = itertools.chain(itertools.islice(copying, options.steps // 4), mixture)
+    clone(model, batches, options.steps, report=Progress(options.steps))
+    save(model, tokenizer, Path(options.output))
+    print(f"[{time.perf_counter() - started:5.0f} s] saved in {options.output}")
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Make the quickstart's starting agent.")
+    parser.add_argument("--output", required=True, help="folder for model and tokenizer")
+    parser.add_argument("--episodes", type=int, default=576, help="transcripts to collect (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1500, help="cloning steps (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of tasks, experts and weights (default: %(default)s)")
+    parser.add_argument("--pools", default="train", help="value pools that transcripts show (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
+    parser.add_argument("--venv", help="AppWorld's virtual environment; the user's cache without it")
+    parser.add_argument("--work", help="folder to keep the tasks and transcripts in, and to take them from again")
+    return parser.parse_args(arguments)
+
+
+def sizes(episodes: int) -> tuple[str, ...]:
+    """Arguments of `pocket.py`: train tasks alone, each for about four attempts."""
+    scenarios = max(1, round(episodes / 4 / 12 / 3))  # 12 families, 3 tasks a scenario
+    return (f"--train-scenarios={scenarios}", "--dev-scenarios=0", "--test-scenarios=0", "--challenge-scenarios=0")
+
+
+def cached_transcripts(
+    options: argparse.Namespace, work: Path, root: Path, tokenizer: PreTrainedTokenizerFast
+) -> list[Example]:
+    """The transcripts in the work folder; collected when it has none."""
+    path = work / "transcripts.json"
+    if not path.is_file():
+        with AppWorldEnvironments(root=root, venv=options.venv, max_episodes=8) as environments:
+            trajectories = collect(environments, root, tokenizer, options)
+        describe(trajectories)
+        path.write_text(json.dumps([asdict(example(trajectory)) for trajectory in trajectories]))
+    return [Example(**row) for row in json.loads(path.read_text())]
+
+
+def collect(
+    environments: AppWorldEnvironments, root: Path, tokenizer: PreTrainedTokenizerFast, options: argparse.Namespace
+) -> list[Trajectory]:
+    """Let the experts attempt the tasks in turn, through the same loop that the agent will go through."""
+    tasks = load_tasks("train", root=root, prompt="compact")
+    rows = [tasks[number % len(tasks)] for number in range(options.episodes)]
+    rng, scripts = random.Random(options.seed), []
+    for row in rows:
+        family, values = load_task(root, row["task_id"])
+        scripts.append(script(family, values, Habits(), rng))
+    chat = Chat(tokenizer, [tokenizer.eos_token_id])
+    loop = RolloutLoop(environments, chat, BUDGETS)
+    experts = ScriptedExperts(tokenizer, scripts)
+    trajectories = loop.run([row["task_id"] for row in rows], [row["prompt"] for row in rows], experts)
+    return [trajectory for trajectory in trajectories if trajectory.score is not None]
+
+
+def example(trajectory: Trajectory) -> Example:
+    """The ids exactly as the loop made them; what the expert typed is the target."""
+    ids, weights = list(trajectory.prompt_ids), [0.0] * len(trajectory.prompt_ids)
+    for step in trajectory.steps:
+        ids += step.action_ids + step.bridge_ids
+        weights += [1.0] * len(step.action_ids) + [0.0] * len(step.bridge_ids)
+    return Example(ids, weights)
+
+
+def describe(trajectories: Sequence[Trajectory]) -> None:
+    """Print how good the experts are."""
+    from gvpo_trl.metrics import summarize
+
+    print({name: round(value, 3) for name, value in summarize(trajectories).items()}, flush=True)
+
+
+class Progress:
+    """Prints the loss now and then."""
+
+    def __init__(self, steps: int, every: int = 25):
+        self._steps, self._every = steps, every
+        self._started, self._losses = time.perf_counter(), []
+
+    def __call__(self, step: int, loss: float) -> None:
+        """Note a step's loss."""
+        self._losses.append(loss)
+        if (step + 1) % self._every == 0 or step + 1 == self._steps:
+            mean = sum(self._losses) / len(self._losses)
+            seconds = time.perf_counter() - self._started
+            print(f"step {step + 1}/{self._steps}: loss {mean:.3f}, {seconds:.0f} s", file=sys.stderr, flush=True)
+            self._losses.clear()
+
+
+def save(model, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write weights, tokenizer and generation settings."""
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
