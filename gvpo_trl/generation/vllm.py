@@ -151,7 +151,7 @@ class EngineTurns:
         params = self._params(request)
         try:
             self._engine.add_request(name, {"prompt_token_ids": request.ids}, params)
-        except ValueError as error:
+        except Exception as error:  # a ValueError, or a class of vLLM's own, by its version
             future.set_exception(GenerationFault(f"vLLM refused a prompt of {len(request.ids)} tokens: {error}"))
         else:
             self._pending[name] = future

@@ -1,5 +1,6 @@
 """What needs no vLLM in its session: an engine and a client that count. tests/vllm_engine has real ones."""
 
+import inspect
 import subprocess
 import sys
 import threading
@@ -288,6 +289,37 @@ def test_a_server_that_is_gone_is_no_fault_of_one_request():
     trainer = make_trainer(client=Client(error=ConnectionError("gone")))
     with ServerTurns(trainer.vllm_generation, Sampling(trainer)) as turns, pytest.raises(ConnectionError):
         turns.submit(request(0, [0])).result(GENEROUS_S)
+
+
+READ = [
+    "mode",
+    "llm",
+    "vllm_client",
+    "model",
+    "tensor_parallel_size",
+    "tp_group",
+    "enable_sleep_mode",
+    "_llm_weights_sleeping",
+    "structured_outputs_regex",
+    "repetition_penalty",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "logprobs",
+    "max_completion_length",
+    "generation_kwargs",
+]
+
+
+def test_trl_has_what_the_session_reads():
+    from trl.generation.vllm_client import VLLMClient
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    source = inspect.getsource(VLLMGeneration)
+    assert [name for name in READ if f"self.{name} = " not in source and f"self.{name}, _ = " not in source] == []
+    parameters = inspect.signature(VLLMClient.generate).parameters
+    assert {"prompts", "logprobs", "structured_outputs_regex", "generation_kwargs"} <= set(parameters)
 
 
 def test_the_module_does_not_import_vllm():

@@ -159,11 +159,12 @@ def test_turns_of_uneven_length_end_on_their_own(trainer, settings):
 
 
 def test_a_stop_string_ends_a_turn_with_its_tokens(trainer, settings):
-    settings(temperature=0.0)
-    ((whole,), _) = sample(trainer, request(max_new_tokens=24))
+    letters = {"allowed_token_ids": TOKENIZER("abcdefghijklmnopqrstuvwxyz")["input_ids"]}
+    settings(temperature=0.0, generation_kwargs=letters)
+    (whole,), _ = sample(trainer, request(max_new_tokens=24))
     text = TOKENIZER.decode(whole.ids[5:7])
-    settings(generation_kwargs={"stop": [text], "include_stop_str_in_output": True})
-    ((stopped,), _) = sample(trainer, request(max_new_tokens=24))
+    settings(generation_kwargs=letters | {"stop": [text], "include_stop_str_in_output": True})
+    (stopped,), _ = sample(trainer, request(max_new_tokens=24))
     assert stopped.ids == whole.ids[: len(stopped.ids)]
     assert TOKENIZER.decode(stopped.ids).endswith(text)
     assert len(stopped.ids) <= 7

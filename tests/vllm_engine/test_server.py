@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +31,7 @@ def server(model_folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model_folder)]
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(model_folder)]
     options = {"host": "127.0.0.1", "port": port, "max-model-len": CONTEXT, "logprobs-mode": "processed_logprobs"}
     command += [word for name, value in options.items() for word in (f"--{name}", str(value))] + ["--enforce-eager"]
     process = subprocess.Popen(command, env=os.environ | {"VLLM_SERVER_DEV_MODE": "1"}, start_new_session=True)
