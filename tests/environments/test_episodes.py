@@ -84,7 +84,7 @@ def test_every_row_of_the_table_of_texts(episode):
 def test_the_limit_on_interactions_is_an_ordinary_failure(pocket_root, appworld_venv, task):
     from gvpo_trl.environments.appworld import AppWorldEnvironments
 
-    limited = AppWorldEnvironments(pocket_root, venv=appworld_venv, max_interactions=2)
+    limited = AppWorldEnvironments(pocket_root, rehearse=False, venv=appworld_venv, max_interactions=2)
     with limited, limited.open(task) as episode:
         kinds = [episode.step("print(1)").failure for _ in range(3)]
     assert kinds == [None, None, K.RUNTIME]
@@ -209,7 +209,10 @@ def test_credentials_stay_here(pocket_root, appworld_venv, task, monkeypatch):
 
     for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD"):
         monkeypatch.setenv(name, "hidden-value")
-    with AppWorldEnvironments(pocket_root, venv=appworld_venv) as environments, environments.open(task) as episode:
+    with (
+        AppWorldEnvironments(pocket_root, rehearse=False, venv=appworld_venv) as environments,
+        environments.open(task) as episode,
+    ):
         result = episode.step("import os\nprint([n for n, v in os.environ.items() if v == 'hidden-value'])")
     assert result.text == "[]\n"
 

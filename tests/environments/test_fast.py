@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gvpo_trl.environments.appworld import AppWorldEnvironments
+from gvpo_trl.failures import FailureKind
 from tests.environments.support import solution, split_ids
 from tests.environments.test_episodes import FIXED, TABLE
 
@@ -26,7 +27,8 @@ PROBES = [
 
 @pytest.fixture(scope="module")
 def pair(pocket_root, appworld_venv):
-    options = {"venv": appworld_venv, "max_episodes": 4, "step_timeout_s": 2}
+    # On a busy machine a deadline that is met in one mode only would be a difference.
+    options = {"venv": appworld_venv, "max_episodes": 4, "step_timeout_s": 60}
     plain = AppWorldEnvironments(pocket_root, fast=False, **options)
     with plain, AppWorldEnvironments(pocket_root, fast=True, **options) as fast:
         yield plain, fast
@@ -71,7 +73,7 @@ def test_reference_solutions_of_all_splits_give_the_same(pair, pocket_root):
 
 
 def test_the_table_of_texts_and_other_probes_give_the_same(pair, pocket_root):
-    codes = [code for code, *_ in TABLE + FIXED]
+    codes = [code for code, kind, _ in TABLE + FIXED if kind is not FailureKind.TIMEOUT]
     compare(pair, split_ids(pocket_root)[0], codes + PROBES)
     compare(pair, split_ids(pocket_root)[-1], PROBES)
 
@@ -88,3 +90,32 @@ def test_a_killed_episode_is_scored_alike(pair, pocket_root, before):
     plain, fast = (play(environments, task_id, codes)[:2] for environments in pair)
     assert plain == fast
     assert bool(plain[1][1]) == (before != "SOLUTION")
+
+
+def test_calls_made_in_the_rehearsal_leave_no_trace(pair, pocket_root):
+    docs = "print(apis.api_docs.show_api_doc(app_name='simple_note', api_name='create_note'))"
+    looks = [
+        docs,
+        docs,
+        docs.replace("create_note", "nope"),
+        "print(apis.api_docs.show_api_descriptions(app_name='x'))",
+    ]
+    every = """
+passwords = {a["account_name"]: a["password"] for a in apis.supervisor.show_account_passwords()}
+profile = apis.supervisor.show_profile()
+for app in sorted(passwords):
+    for username in (profile["email"], profile["phone_number"]):
+        try:
+            token = apis[app].login(username=username, password=passwords[app])["access_token"]
+        except Exception:
+            continue
+        print(app, token)
+        for api in sorted(apis[app]):
+            if api.startswith(("show_", "search_")):
+                try:
+                    print(api, apis[app][api](access_token=token))
+                except Exception as error:
+                    print(api, error)
+"""
+    for task_id in split_ids(pocket_root)[:60:29]:
+        compare(pair, task_id, [*looks, every])

@@ -31,7 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def own(pocket_root, appworld_venv):
     """Episodes whose hosts this module may kill."""
-    with AppWorldEnvironments(pocket_root, venv=appworld_venv, max_episodes=4, step_timeout_s=3) as environments:
+    with AppWorldEnvironments(
+        pocket_root, rehearse=False, venv=appworld_venv, max_episodes=4, step_timeout_s=3
+    ) as environments:
         yield environments
 
 
@@ -123,7 +125,7 @@ def test_a_host_that_dies_before_the_evaluation_is_replaced(own, task):
 
 
 def test_hosts_that_die_again_and_again_exhaust_the_environment(pocket_root, appworld_venv, task, monkeypatch):
-    environments = AppWorldEnvironments(pocket_root, venv=appworld_venv, max_restarts=1)
+    environments = AppWorldEnvironments(pocket_root, rehearse=False, venv=appworld_venv, max_restarts=1)
     with environments:
         monkeypatch.setitem(environments._hosts.launch.config, "warm_up_task", "no-such-task")
         for _ in range(2):
@@ -172,7 +174,7 @@ TRAINER = """
 import sys, threading, time
 from gvpo_trl.environments.appworld import AppWorldEnvironments
 
-environments = AppWorldEnvironments({root!r}, venv={venv!r}, output_dir={out!r}, step_timeout_s=60)
+environments = AppWorldEnvironments({root!r}, rehearse=False, venv={venv!r}, output_dir={out!r}, step_timeout_s=60)
 environments.open({task!r}).step("print(1)")
 episode = environments.open({task!r})
 threading.Thread(target=lambda: episode.step("while True: pass"), daemon=True).start()
@@ -225,7 +227,7 @@ def test_only_workspaces_without_an_owner_are_cleaned(tmp_path):
 
 
 def test_close_is_idempotent_and_wakes_those_who_wait(pocket_root, appworld_venv, task):
-    environments = AppWorldEnvironments(pocket_root, venv=appworld_venv, max_episodes=1)
+    environments = AppWorldEnvironments(pocket_root, rehearse=False, venv=appworld_venv, max_episodes=1)
     episode = environments.open(task)
     caught = []
 
@@ -272,7 +274,7 @@ def test_mistakes_are_told_before_anything_starts(pocket_root, appworld_venv, va
 
 def test_open_from_a_thread_that_ends_keeps_the_host(own, task):
     """The kernel's death signal counts threads as parents: a host must outlive the thread that started it."""
-    environments = AppWorldEnvironments(own.root, venv=own._hosts.launch.python.parents[1])
+    environments = AppWorldEnvironments(own.root, rehearse=False, venv=own._hosts.launch.python.parents[1])
     opened = []
     thread = threading.Thread(target=lambda: opened.append(environments.open(task)))
     thread.start()

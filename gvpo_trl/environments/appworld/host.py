@@ -32,6 +32,8 @@ channel = _load_sibling("channel")
 forkserver = _load_sibling("forkserver")
 verdicts = _load_sibling("verdicts")
 evaluator = _load_sibling("evaluator")
+_load_sibling("host_databases")
+_load_sibling("host_rehearsal")
 host_patches = _load_sibling("host_patches")
 
 CONFIG = json.loads(os.environ.pop("GVPO_HOST"))
@@ -52,12 +54,12 @@ def warm_up() -> dict:
         outputs = CONFIG["outputs"]
         type(store.path_store).experiment_outputs = property(lambda self: outputs)
         preamble = use_world_once()
-    shutil.rmtree(os.path.join(outputs, "warm-up"), ignore_errors=True)
     evaluator.warm_up()
     # SQLite forbids carrying an open file over a fork.
     model_lib.get_direct_cached_sqlite3_connection.cache_clear()
     if CONFIG["fast"]:
-        PREPARED = host_patches.Prepared(preamble)
+        PREPARED = host_patches.Prepared(preamble, open_world, CONFIG["warm_up_task"], CONFIG["rehearse"])
+    shutil.rmtree(os.path.join(outputs, "warm-up"), ignore_errors=True)
     sys.dont_write_bytecode = True  # an evaluation imports from the data root, which is not ours to write to
     return {"appworld": appworld.__version__}
 
@@ -136,8 +138,6 @@ def serve_episode(sock: socket.socket, request: dict) -> None:
 def serve_evaluation(sock: socket.socket, request: dict) -> None:
     """The life of one child that evaluates: answer and end."""
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-    if PREPARED:
-        PREPARED.for_evaluation()
     try:
         reply = evaluator.evaluate(request["task_id"], request["experiment"])
     except Exception as error:
@@ -202,7 +202,7 @@ class Episode:
 
     def completed(self) -> bool:
         """Whether the task was declared complete, also as failed."""
-        changes = host_patches.count_changes("supervisor") if PREPARED else None
+        changes = host_patches.count_changes("/supervisor") if PREPARED else None
         if changes is None or changes != self.seen_changes:
             # What asks costs an API call, so it is asked only when the answer may have changed.
             self.seen_changes = changes

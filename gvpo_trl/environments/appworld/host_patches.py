@@ -8,9 +8,11 @@ one world, ever. They know the inner workings of the one version that the set-up
 import ast
 import contextlib
 import gc
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+import host_databases  # the caller puts the sibling modules there; see `host.py`
+import host_rehearsal
 
 
 @contextlib.contextmanager
@@ -43,32 +45,74 @@ def quick_imports() -> Iterator[None]:
 
 
 class Prepared:
-    """What the host keeps ready for its children. Made once, after a first world was opened and closed."""
+    """What the host keeps ready for its children. Made once, after a first world was opened and closed.
 
-    def __init__(self, preamble: str) -> None:
-        self.start = _Databases("start")
-        self.end = _Databases("end")
-        self.shell = _shell_with(preamble)
+    Args:
+        preamble: the code with which every world begins.
+        open_world: opens a world of a task under an experiment name.
+        task_id: the task to rehearse with.
+        rehearse: whether to make all kinds of calls and queries once; see `host_rehearsal`.
+    """
+
+    def __init__(self, preamble: str, open_world: Callable, task_id: str, rehearse: bool) -> None:
+        import appworld.environment as environment
+
+        databases = host_databases.Databases()
         _cache_main_app()
         _skip_guard_for_harmless_code()
+        # A process that never had a world has nothing to close, and one that ends needs not.
+        environment.AppWorld.close_all = classmethod(lambda cls, *args, **kwargs: None)
+        environment.clear_local_dbs_cache = lambda task_id=None: None
+        world = open_world(task_id, "warm-up")
+        world.execute("print(apis.api_docs.show_app_descriptions())")
+        if rehearse:
+            host_rehearsal.rehearse_calls(world)
+        self.docs = _read_docs()
+        world.close()
+        databases.restore()
+        if rehearse:
+            host_rehearsal.rehearse_evaluation(task_id)
+            databases.restore()
+        databases.drop_sources()
+        self.shell = _shell_with(preamble)
         _freeze_clock()
 
     def for_episode(self) -> None:
-        """In the child: take what is ready, and leave out what would throw it away."""
+        """In the child: what holds for episodes and not for evaluations."""
         import appworld.environment as environment
         from appworld.task import Task
 
-        self.end.serve("task_output")
         environment.InteractiveShellEmbed = lambda config: self.shell
-        # The task's input is wanted for its path alone; a process that never had a world has nothing to close.
+        # The task's input is wanted for its path alone.
         Task.model_collection = property(lambda task: _OnlyPath(task.models_from_db_home_path))
-        environment.AppWorld.close_all = classmethod(lambda cls, *args, **kwargs: None)
         _save_only_changes(environment.AppWorld)
+        _serve_docs(self.docs)
 
-    def for_evaluation(self) -> None:
-        """In the child: both states start from databases that are ready."""
-        self.start.serve("task_input")
-        self.end.serve("task_output")
+
+def _read_docs() -> list:
+    from appworld.apps.api_docs.models import ApiDoc
+
+    docs = ApiDoc.all()
+    for doc in docs:
+        doc._db_home_path = None  # belongs to no one world's database
+    return docs
+
+
+def _serve_docs(docs: list) -> None:
+    """Answer from memory what each documentation call reads whole: some 450 records, which no call changes."""
+    from appworld.apps.api_docs.models import ApiDoc
+
+    read_all = ApiDoc.all
+
+    def serve_all(cls) -> list:
+        return read_all() if count_changes("/api_docs") else list(docs)
+
+    ApiDoc.all = classmethod(serve_all)
+
+
+class _OnlyPath:
+    def __init__(self, path: str) -> None:
+        self.from_db_home_path = path
 
 
 def _save_only_changes(world_class) -> None:
@@ -95,55 +139,11 @@ def _save_only_changes(world_class) -> None:
 
 
 def count_changes(app: str = "") -> int:
-    """How many statements changed the databases of the app, or of all apps, since they were made."""
+    """How many statements changed the databases whose path ends in `app`, or all, since they were made."""
     from appworld.apps.model_lib import CachedDBHandler
 
     entries = CachedDBHandler.cache.items()
     return sum(len(tracker.changes) for path, (_, tracker) in entries if path.endswith(f"{app}.db"))
-
-
-class _OnlyPath:
-    def __init__(self, path: str) -> None:
-        self.from_db_home_path = path
-
-
-class _Databases:
-    """The base databases of all apps, in memory, each with an engine and a tracker as a world wants them."""
-
-    def __init__(self, name: str) -> None:
-        from appworld.apps import get_all_apps, model_lib
-
-        self.ready = {}
-        for app in get_all_apps():
-            engine = model_lib.get_db_engine(f":memory:prepared-{name}/{app}.db")
-            connection = engine.raw_connection().connection
-            base = os.path.join(model_lib.get_db_home_path(storage_type="disk", type="base"), f"{app}.db")
-            source = model_lib.get_direct_sqlite3_connection(base)
-            source.backup(connection)
-            source.close()
-            tracker = model_lib.DBChangesTracker(engine)
-            tracker.restart()
-            self.ready[app] = (engine, tracker, connection)
-
-    def serve(self, kind: str) -> None:
-        """Have databases of the kind (`task_input`, `task_output`) come from here instead of from the disk."""
-        from appworld.apps import model_lib
-
-        load = model_lib.get_db_args
-        prefix = f":memory:{kind}-"
-
-        def get_db_args(to_db_app_path: str, from_db_app_path: str | None = None):
-            app = os.path.basename(to_db_app_path).rsplit(".")[0]
-            changes = (from_db_app_path or "").rsplit(".", 1)[0] + ".jsonl"
-            if not to_db_app_path.startswith(prefix) or app not in self.ready or not os.path.exists(changes):
-                return load(to_db_app_path, from_db_app_path)
-            engine, tracker, connection = self.ready.pop(app)
-            # AppWorld counts changes under the name in the address, so it has to be the usual one.
-            engine.url = engine.url.set(database="file:" + to_db_app_path.removeprefix(":memory:"))
-            tracker.add_changes(model_lib.apply_db_changes(connection, changes))
-            return engine, tracker
-
-        model_lib.get_db_args = get_db_args
 
 
 def _shell_with(preamble: str):
