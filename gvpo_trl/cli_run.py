@@ -65,6 +65,7 @@ def evaluate(script_args: "ScriptArguments", training_args: "GVPOConfig", model_
         if script_args.eval_split is None:
             raise ValueError("eval_split is missing; name a split: train, dev, test_normal or test_challenge")
         dataset = _eval_tasks(script_args)
+    training_args.eval_strategy = "no"  # a schedule of evaluations is for training
     with _environments(script_args) as environments:
         with _user_errors():
             trainer = build_trainer(script_args, training_args, model_args, environments, train_dataset=dataset)

@@ -136,10 +136,11 @@ class Mixture:
     """Batches of transcripts and drills, each with its values drawn anew.
 
     Args:
-        transcripts: what the experts did; their values come from the train pool.
+        transcripts: what the experts did.
         drills: short examples; their values come from all pools, so that every value's token is known.
-        share: of the sequences, how many are drills. They are short, so 0.8 is about a third of the batches.
-        pools: the value pools that transcripts are shown with; values of the others are held out from them.
+        share: of the sequences, how many are drills.
+        pools: the value pools that the transcripts are shown with. A pretrained model has met every word, so by
+            default this one has too; the held-out ones are held out from GVPO's training.
         max_tokens: of a batch, padding included.
     """
 
@@ -151,7 +152,7 @@ class Mixture:
         *,
         seed: int,
         share: float,
-        pools: Sequence[str] = ("train",),
+        pools: Sequence[str] = POOLS,
         max_tokens: int = 3072,
     ):
         self._pad = tokenizer.pad_token_id
