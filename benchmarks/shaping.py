@@ -1,6 +1,6 @@
 """Does the shaping help? GVPO against the same without it, over seeds, each with its own best learning rate.
 
-    python -m benchmarks.shaping --seeds 5 --rates 1e-4 2e-4 4e-4 --jobs 2
+    python -m benchmarks.shaping --seeds 5 --rates 2e-4 4e-4 --jobs 2
 
 Both arms are `gvpo-trl train --config recipes/quickstart/config.yaml`; one of them has `--shaping none`, which is GRPO
 without division by the standard deviation. The learning rate is chosen for each arm on `dev`, with seeds of its own,
@@ -72,7 +72,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5, help="reported runs of each arm (default: %(default)s)")
     parser.add_argument("--selection-seeds", type=int, default=1, help="runs a learning rate (default: %(default)s)")
-    parser.add_argument("--rates", nargs="+", default=["1e-4", "2e-4", "4e-4"], help="learning rates to choose from")
+    parser.add_argument("--rates", nargs="+", default=["2e-4", "4e-4"], help="learning rates to choose from")
     parser.add_argument("--samples", type=int, default=4, help="attempts at each held-out task (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time (default: %(default)s)")
     parser.add_argument("--config", default="recipes/quickstart/config.yaml")
