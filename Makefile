@@ -31,7 +31,7 @@ quickstart: setup appworld pocket  ## train a small agent with GVPO on the real 
 
 test: setup appworld pocket lint  ## everything that CI runs
 	$(SAY) "tests"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-vllm: $(VLLM_VENV)/.stamp  ## the tests with the real vLLM, on a CPU, in an environment of their own
 	$(SAY) "tests with vLLM"

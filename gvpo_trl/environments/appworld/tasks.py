@@ -49,7 +49,8 @@ def check_root(root: Path | str | None = None) -> Path:
     version = _read_json(task / "specs.json").get("db_version")
     if version != DB_VERSION:
         raise SetupError(
-            f"root={str(path)!r} has data of db_version {version!r}, the supported AppWorld reads {DB_VERSION!r}; {_REMEDY}"
+            f"root={str(path)!r} has data of db_version {version!r}, the supported AppWorld reads {DB_VERSION!r}; "
+            f"{_REMEDY}"
         )
     return path
 
