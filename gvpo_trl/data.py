@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
+
+from gvpo_trl.rollout.chat import Chat
 
 
 def check_datasets(train_dataset: Any, eval_dataset: Any) -> None:
@@ -34,6 +37,36 @@ def check_datasets(train_dataset: Any, eval_dataset: Any) -> None:
             raise ValueError(
                 f"{name}'s column 'prompt' must hold lists of messages with 'role' and 'content', not {prompt!r}."
             )
+
+
+def check_chat(model: Any, processing_class: Any, args: Any, dataset: Any) -> None:
+    """Say what is missing in the tokenizer, and whether a prompt leaves room for a turn, before a model is loaded.
+
+    Args:
+        model: its name where it is still to be loaded; its tokenizer is read first then.
+        processing_class: the tokenizer or processor that was given, if any.
+        args: a `GVPOConfig`.
+        dataset: the training tasks, of which the first prompt is measured.
+
+    Raises:
+        ValueError: without a usable chat template, or when the prompt fills `max_context_length`.
+    """
+    if processing_class is None:
+        source = model if isinstance(model, str) else model.config._name_or_path
+        if not source:
+            return  # TRL says that a tokenizer is missing
+        revision = (args.model_init_kwargs or {}).get("revision")
+        processing_class = AutoTokenizer.from_pretrained(
+            source, revision=revision or "main", trust_remote_code=args.trust_remote_code
+        )
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    chat = Chat(tokenizer, [tokenizer.eos_token_id], template_kwargs=args.chat_template_kwargs)
+    length = len(chat.prompt_ids(next(iter(dataset))["prompt"]))
+    if args.max_context_length is not None and length >= args.max_context_length:
+        raise ValueError(
+            f"max_context_length={args.max_context_length} leaves no room for a turn: the first task's prompt has "
+            f"{length} tokens. Raise it, or use a shorter prompt."
+        )
 
 
 def check_rows(

@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
 from gvpo_trl.config import GVPOConfig
-from gvpo_trl.data import check_datasets, check_rows, failed_tokens
+from gvpo_trl.data import check_chat, check_datasets, check_rows, failed_tokens
 from gvpo_trl.generation.transformers import transformers_session
 from gvpo_trl.generation.vllm import vllm_session
 from gvpo_trl.metrics import expected_attempts, goal_completion, rollout_sums, shaping_sums
@@ -38,8 +38,7 @@ class GVPOTrainer(GRPOTrainer):
         train_dataset ([`~datasets.Dataset`]):
             Conversational prompts in `prompt` and one `task_id` a row, as `load_tasks` makes them.
         reward_funcs (*optional*):
-            Reward functions of TRL's signature; the share of passed tests when not given. See `gvpo_trl.rewards` for
-            what they are called with.
+            Reward functions of TRL's signature (`gvpo_trl.rewards`); the share of passed tests when not given.
         rollout_func (`MultiTurnRollout`):
             Runs the trajectories. Another function may stand here if it returns `env_mask` and `failed_mask` beside
             what TRL asks for.
@@ -73,6 +72,7 @@ class GVPOTrainer(GRPOTrainer):
         if kwargs.get("tools") or kwargs.get("environment_factory"):
             raise ValueError("tools and environment_factory are TRL's own loop; GVPOTrainer takes rollout_func alone.")
         check_datasets(train_dataset, eval_dataset)
+        check_chat(model, kwargs.get("processing_class"), args, train_dataset)
         self.rollout_rows: list[dict[str, Any]] = []
         self._outcomes: list[tuple[str, bool | None]] = []
         reward_funcs = passed_tests_share if reward_funcs is None else reward_funcs

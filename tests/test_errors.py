@@ -120,3 +120,18 @@ def test_the_default_reward_is_the_share_of_passed_tests(tmp_path):
     assert trainer.reward_func_names == ["passed_tests_share"]
     trainer.train()
     assert trainer.state.log_history[0]["reward"] == 0.625  # (1/4 + 1) / 2
+
+
+def test_a_prompt_that_fills_the_context_is_named_before_the_model_loads(tmp_path):
+    refuse(
+        tmp_path,
+        "max_context_length=10 leaves no room",
+        config=lambda *given, **settings: GVPOConfig(*given, **settings, max_context_length=10),
+        processing_class=tiny_tokenizer(),
+    )
+
+
+def test_a_tokenizer_without_a_chat_template_is_named_before_the_model_loads(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    refuse(tmp_path, "no chat template", processing_class=tokenizer)
