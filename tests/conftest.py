@@ -32,5 +32,5 @@ def environments(pocket_root: Path, appworld_venv: Path) -> Iterator:
     """Episodes on the pocket data with a short deadline, shared by the whole run: close what you open."""
     from gvpo_trl.environments.appworld import AppWorldEnvironments
 
-    with AppWorldEnvironments(pocket_root, venv=appworld_venv, max_episodes=8, step_timeout_s=2) as environments:
+    with AppWorldEnvironments(pocket_root, venv=appworld_venv, max_episodes=8, step_timeout_s=4) as environments:
         yield environments

@@ -33,7 +33,7 @@ def processes_below(marker: str) -> list[int]:
     return found
 
 
-def wait_until(condition, timeout_s: float = 5.0) -> bool:
+def wait_until(condition, timeout_s: float = 20.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if condition():

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def own(pocket_root, appworld_venv):
     """Episodes whose hosts this module may kill."""
     with AppWorldEnvironments(
-        pocket_root, rehearse=False, venv=appworld_venv, max_episodes=4, step_timeout_s=3
+        pocket_root, rehearse=False, venv=appworld_venv, max_episodes=4, step_timeout_s=30
     ) as environments:
         yield environments
 
@@ -70,7 +70,7 @@ def test_a_host_that_dies_in_a_step_takes_its_episodes_along(own, task):
         time.sleep(0.3)
         kill_host(own._hosts)
         with pytest.raises(HostFault):
-            running.result(timeout=5)
+            running.result(timeout=20)
         assert wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
@@ -81,7 +81,7 @@ def test_a_killed_episode_is_not_the_agents_fault(own, task):
         time.sleep(0.3)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EpisodeFault, match="died in a step"):
-            running.result(timeout=5)
+            running.result(timeout=20)
         assert other.step("print(1)").failure is None
 
 
@@ -204,7 +204,7 @@ def test_a_trainer_that_ends_leaves_nothing(pocket_root, appworld_venv, task, tm
         if signum is not None:
             assert len(processes_below(str(tmp_path))) == 3, "host and two episodes"
             trainer.send_signal(signum)
-        trainer.wait(timeout=20)
+        trainer.wait(timeout=60)
     assert wait_until(lambda: not processes_below(str(tmp_path))), processes_below(str(tmp_path))
     if signum is signal.SIGKILL:
         assert list(tmp_path.iterdir()), "nobody was there to tidy up"
@@ -243,7 +243,7 @@ def test_close_is_idempotent_and_wakes_those_who_wait(pocket_root, appworld_venv
     workspace = environments._workspace.path
     environments.close()
     environments.close()
-    waiter.join(5)
+    waiter.join(30)
     assert len(caught) == 1
     with pytest.raises(HostFault):
         environments.open(task)

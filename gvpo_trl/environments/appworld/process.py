@@ -33,7 +33,7 @@ class Launch:
     workspace: Workspace
     config: dict = field(default_factory=dict)
     """Handed to the script as JSON."""
-    ready_timeout_s: float = 120.0
+    ready_timeout_s: float = 300.0
     fault: type[EnvironmentFault]
     """What its death is called."""
 

@@ -23,7 +23,9 @@ VERSION = "0.1.3.post1"
 PYTHONS = ((3, 11), (3, 13))
 """Oldest and newest Python that AppWorld's pinned dependencies install on."""
 _REMEDY = "run `gvpo-trl appworld setup`"
-_OFFLINE = re.compile(r"NewConnectionError|Temporary failure in name|Network is unreachable|ConnectTimeout|ProxyError")
+_OFFLINE = re.compile(
+    "NewConnectionError|Temporary failure in name|Network is unreachable|ConnectTimeout|ProxyError|from versions: none"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
