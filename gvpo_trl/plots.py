@@ -43,10 +43,12 @@ def plot_run(
     FigureCanvasAgg(figure)  # draws without a display, whatever backend the user's session has
     for axes, (name, unit, label) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
         if name == "tgc":
-            axes.plot(*series(history, "eval_tgc"), marker="o", label="while training")
+            if any("eval_tgc" in entry for entry in history):
+                axes.plot(*series(history, "eval_tgc"), marker="o", label="while training")
             if held_out:
                 axes.plot(*zip(*held_out, strict=True), marker="s", linestyle="--", label="before and after")
-            axes.legend()
+            if axes.lines:
+                axes.legend()
         else:
             axes.plot(*series(history, name))
         axes.set(title=label, xlabel="optimizer step", ylabel=unit)
