@@ -171,7 +171,8 @@ def stat_of(pid):
 
 
 TRAINER = """
-import sys, threading, time
+import signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born with it ignored
 from gvpo_trl.environments.appworld import AppWorldEnvironments
 
 environments = AppWorldEnvironments({root!r}, rehearse=False, venv={venv!r}, output_dir={out!r}, step_timeout_s=60)
@@ -199,12 +200,15 @@ def test_a_trainer_that_ends_leaves_nothing(pocket_root, appworld_venv, task, tm
     trainer = subprocess.Popen(
         [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    with trainer:
+    try:
         assert trainer.stdout.readline() == "ready\n"
         if signum is not None:
             assert len(processes_below(str(tmp_path))) == 3, "host and two episodes"
             trainer.send_signal(signum)
         trainer.wait(timeout=60)
+    finally:
+        trainer.kill()
+        trainer.communicate()
     assert wait_until(lambda: not processes_below(str(tmp_path))), processes_below(str(tmp_path))
     if signum is signal.SIGKILL:
         assert list(tmp_path.iterdir()), "nobody was there to tidy up"
