@@ -44,7 +44,7 @@ def plot_run(
     for axes, (name, unit, label) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
         if name == "tgc":
             if any("eval_tgc" in entry for entry in history):
-                axes.plot(*series(history, "eval_tgc"), marker="o", label="while training")
+                axes.plot(*series(history, "eval_tgc"), marker="o", label="while training (eval split)")
             if held_out:
                 axes.plot(*zip(*held_out, strict=True), marker="s", linestyle="--", label="before and after")
             if axes.lines:

@@ -54,18 +54,17 @@ def test_refused_before_the_model_is_loaded(tmp_path, arguments, words):
     refuse(tmp_path, words, **arguments)
 
 
-def test_a_tokenizer_without_a_chat_template(tmp_path):
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = None
-    trainer = make_trainer(tmp_path, [[FAIL]], tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="has no chat template"):
-        trainer.one_batch()
-
-
-def test_a_budget_smaller_than_the_prompt(tmp_path):
-    trainer = make_trainer(tmp_path, [[FAIL]], max_context_length=10)
-    with pytest.raises(ValueError, match=r"t0_1.*10"):
-        trainer.one_batch()
+def test_a_later_prompt_that_fills_the_context_is_named_by_its_task(tmp_path):
+    """Only the first prompt is measured before the model loads."""
+    rows = tasks(2)
+    long = [{"role": "user", "content": "x" * 100}]
+    rows = rows.map(lambda row, index: row if index == 0 else {"prompt": long}, with_indices=True)
+    length = 60
+    trainer = make_trainer(
+        tmp_path, [[FAIL]], train_dataset=rows, max_context_length=length, shuffle_dataset=False, max_steps=2
+    )
+    with pytest.raises(ValueError, match=rf"has 1\d\d tokens, which leaves no room in max_context_length={length}"):
+        trainer.train()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import random
 
 import pytest
 import torch
-from support.tiny import tiny_model, tiny_tokenizer
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -19,6 +18,7 @@ from transformers import (
 
 from gvpo_trl.generation.transformers import TransformersGenerate, can_keep_cache
 from gvpo_trl.rollout.types import TurnRequest
+from tests.support.tiny import tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 SIZES = {
