@@ -99,7 +99,7 @@ def test_the_weights_have_moved(trainer, model_folder):
 def test_a_sync_brings_a_large_update_into_the_engine(trainer):
     with torch.no_grad():
         for parameter in trainer.model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+            parameter.add_(0.05 * torch.randn_like(parameter))
     (stale,), _ = sample(trainer, request())
     trainer.vllm_generation.sync_weights()
     (turn,), _ = sample(trainer, request())
