@@ -116,7 +116,8 @@ def test_reference_solutions_pass_and_untouched_worlds_do_not(environments, pock
 
 
 def test_code_that_swallows_its_interruption_is_killed_and_scored(environments, task):
-    code = "while True:\n    try:\n        while True: x = sum(range(9))\n    except BaseException: pass"
+    # In a function of its own: Python 3.11 leaves the jump back of a loop outside the handler around it.
+    code = "def spin():\n    while True: sum(range(9))\nwhile True:\n    try: spin()\n    except BaseException: pass"
     with environments.open(task) as episode:
         started = time.monotonic()
         result = episode.step(code)
