@@ -9,11 +9,16 @@ from typing import Any
 
 import torch
 from torch import distributed
+from transformers.distributed.fsdp import is_fsdp_managed_module
 
 
 def needs_equal_forwards(trainer: Any) -> bool:
-    """Whether a forward of this trainer's model is a collective call: FSDP or ZeRO-3 on several processes."""
-    return (trainer._dist.is_fsdp or trainer._dist.is_zero3) and trainer.accelerator.num_processes > 1
+    """Whether a forward of this trainer's model is a collective call: FSDP or ZeRO-3 on several processes.
+
+    FSDP is Accelerate's, or that of transformers' `from_pretrained(distributed_config=…)`.
+    """
+    sharded = trainer._dist.is_fsdp or trainer._dist.is_zero3 or is_fsdp_managed_module(trainer.model)
+    return sharded and trainer.accelerator.num_processes > 1
 
 
 class Ranks:

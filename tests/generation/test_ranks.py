@@ -1,0 +1,109 @@
+"""Under FSDP a forward is a collective call: ranks whose trajectories end early keep the others company."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from gvpo_trl.generation.ranks import Ranks, needs_equal_forwards
+from gvpo_trl.generation.transformers import TransformersGenerate
+from gvpo_trl.rollout.types import TurnRequest
+from tests.support.tiny import tiny_model, tiny_tokenizer
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    """What two ranks of a sharded model saw, whose turns differ in number and length."""
+    folder = tmp_path_factory.mktemp("fsdp")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, str(ROOT / "tests/support/fsdp_run.py"), str(folder)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_ranks_of_a_sharded_model_run_the_same_number_of_forwards(ranks):
+    zero, one = ranks
+    assert zero["sharded"]
+    assert zero["generation_forwards"] == one["generation_forwards"] == 2 + 3 + 4 + 5 + 1
+    assert zero["forwards"] == one["forwards"]
+
+
+def test_their_tokens_are_those_of_the_whole_model(ranks):
+    assert [rank["same"] for rank in ranks] == [True, True]
+
+
+def test_they_train_on_trajectories_of_unequal_turns(ranks):
+    zero, one = ranks
+    assert zero["log"][0]["rollout/turns"] == (1 + 4) / 2
+    assert zero["moved"]
+    assert zero["weights"] == one["weights"]
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "zero3", "processes", "expected"),
+    [(True, False, 2, True), (False, True, 2, True), (True, True, 1, False), (False, False, 2, False)],
+)
+def test_who_needs_equal_forwards(fsdp, zero3, processes, expected):
+    trainer = SimpleNamespace(
+        _dist=SimpleNamespace(is_fsdp=fsdp, is_zero3=zero3),
+        model=torch.nn.Module(),
+        accelerator=SimpleNamespace(num_processes=processes),
+    )
+    assert needs_equal_forwards(trainer) == expected
+
+
+class _Others(Ranks):
+    """Ranks that go on for as many calls as `plan` is long; each entry says whether one of them reads."""
+
+    def __init__(self, plan):
+        super().__init__(torch.device("cpu"), together=True)
+        self.plan, self.heard = list(plan), []
+
+    def any(self, *flags):
+        self.heard.append(flags)
+        others = (True, self.plan.pop(0)) if self.plan else (False, False)
+        return [mine or theirs for mine, theirs in zip(flags, others, strict=True)]
+
+
+def test_a_rank_that_is_done_takes_part_until_all_are(monkeypatch):
+    model = tiny_model(tiny_tokenizer()).eval()
+    generated, forwards = [], []
+    generate = model.generate
+
+    def recorded(*args, synced_gpus, **kwargs):
+        generated.append(synced_gpus)
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(model, "generate", recorded)
+    model.model.register_forward_hook(lambda *_: forwards.append(1))
+    config = GenerationConfig(do_sample=False, eos_token_id=2, pad_token_id=0)
+    ours = TransformersGenerate(model, config, [2], 0, kv_cache_tokens=1000, equal_forwards=True)
+    ours._ranks = _Others([True, False, True])
+    ours([TurnRequest(trajectory=0, ids=[5, 6, 7], max_new_tokens=2)])
+    assert (len(forwards), generated) == (1 + 2, [True])  # another rank reads, then two tokens are sampled
+    ours.wait_for_ranks()
+    assert generated == [True] * 3
+    assert len(forwards) == 3 + (0 + 1) + (1 + 1)
+    assert ours._ranks.heard == [(True, False), (False, False), (False, False), (False, False)]
+
+
+def test_a_rank_alone_waits_for_nobody():
+    model = tiny_model(tiny_tokenizer()).eval()
+    ours = TransformersGenerate(model, GenerationConfig(do_sample=False, pad_token_id=0), [2], 0)
+    ours.wait_for_ranks()
+    assert Ranks(torch.device("cpu"), together=False).any(True, False) == [True, False]
