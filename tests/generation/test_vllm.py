@@ -7,6 +7,8 @@ import threading
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
 
 from gvpo_trl.environments.errors import GenerationFault
 from gvpo_trl.generation.vllm import EngineTurns, Sampling, ServerTurns, vllm_session
@@ -313,9 +315,6 @@ READ = [
 
 
 def test_trl_has_what_the_session_reads():
-    from trl.generation.vllm_client import VLLMClient
-    from trl.generation.vllm_generation import VLLMGeneration
-
     source = inspect.getsource(VLLMGeneration)
     assert [name for name in READ if f"self.{name} = " not in source and f"self.{name}, _ = " not in source] == []
     parameters = inspect.signature(VLLMClient.generate).parameters
