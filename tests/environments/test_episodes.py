@@ -65,13 +65,29 @@ def task(pocket_root):
     return split_ids(pocket_root)[0]
 
 
+@pytest.fixture(scope="module")
+def plain(pocket_root, appworld_venv):
+    """Episodes whose agent code runs in the world's process."""
+    from gvpo_trl.environments.appworld import AppWorldEnvironments
+
+    options = {"venv": appworld_venv, "rehearse": False, "step_timeout_s": 4}
+    with AppWorldEnvironments(pocket_root, isolation="process", **options) as environments:
+        yield environments
+
+
 @pytest.fixture
 def episode(environments, task):
     with environments.open(task) as episode:
         yield episode
 
 
-def test_every_row_of_the_table_of_texts(episode):
+@pytest.mark.parametrize("isolation", ["split", "process"])
+def test_every_row_of_the_table_of_texts(environments, plain, task, isolation):
+    with (environments if isolation == "split" else plain).open(task) as episode:
+        check_table(episode)
+
+
+def check_table(episode):
     for code, kind, text in TABLE + FIXED:
         result = episode.step(code)
         assert result.failure == kind, f"{code!r}: {result}"
@@ -186,14 +202,16 @@ def test_a_logout_does_not_reach_the_next_episode(environments, task):
             assert episode.step("apis.simple_note.search_notes(access_token=token)").failure is K.API
 
 
-def test_worlds_are_opened_without_ground_truth(episode):
+def test_worlds_are_opened_without_ground_truth(episode, plain, task):
     code = """
 gc = __import__('gc')
 worlds = [o for o in gc.get_objects() if type(o).__name__ == "AppWorld" and o.task_id]
 truths = [o for o in gc.get_objects() if type(o).__name__ == "GroundTruth"]
 print(len(worlds), [w.task.ground_truth for w in worlds], len(truths))
 """
-    assert episode.step(code).text == "1 [None] 0\n"
+    assert episode.step(code).text == "0 [] 0\n", "an interpreter holds no world"
+    with plain.open(task) as episode:
+        assert episode.step(code).text == "1 [None] 0\n"
 
 
 def test_time_goes_on_here_and_appworld_is_not_imported(environments, task):
@@ -235,8 +253,9 @@ def test_unknown_tasks_name_the_nearest(environments, task):
         environments.open("../tasks/" + task)
 
 
-def test_it_keeps_the_protocol(environments, task):
-    assert "deadline" in check_environment(environments, task)
+def test_it_keeps_the_protocol(environments, plain, task):
+    for each in (environments, plain):
+        assert "deadline" in check_environment(each, task)
 
 
 def test_no_descriptor_and_no_thread_is_left(environments, task):

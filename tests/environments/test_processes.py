@@ -42,6 +42,14 @@ def task(pocket_root):
     return split_ids(pocket_root)[0]
 
 
+@pytest.fixture(scope="module")
+def plain(pocket_root, appworld_venv):
+    """Episodes whose agent code runs in the world's process."""
+    options = {"rehearse": False, "venv": appworld_venv, "max_episodes": 4, "step_timeout_s": 30}
+    with AppWorldEnvironments(pocket_root, isolation="process", **options) as environments:
+        yield environments
+
+
 def kill_host(keeper):
     process = keeper._host.process
     process.kill()
@@ -63,44 +71,65 @@ def test_a_dead_host_is_a_fault_and_the_next_episode_has_a_new_one(own, task):
     assert own._hosts._deaths == 0, "a scored episode forgives earlier deaths"
 
 
-def test_a_host_that_dies_in_a_step_takes_its_episodes_along(own, task):
+@pytest.mark.parametrize("keeper", ["_hosts", "_agents"])
+def test_a_host_that_dies_in_a_step_takes_its_episodes_along(own, task, keeper):
     with own.open(task) as episode, ThreadPoolExecutor(1) as pool:
-        pid = episode.step("import os\nprint(os.getpid())").text.strip()
+        pids = children_of(own)
+        assert len(pids) == 2, "a world and an interpreter"
         running = pool.submit(episode.step, "while True: pass")
         time.sleep(0.3)
-        kill_host(own._hosts)
-        with pytest.raises(HostFault):
+        kill_host(getattr(own, keeper))
+        with pytest.raises(HostFault, match="SIGKILL"):
             running.result(timeout=20)
-        assert wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids)), "not only at the close"
 
 
-def test_a_killed_episode_is_not_the_agents_fault(own, task):
-    with own.open(task) as episode, own.open(task) as other, ThreadPoolExecutor(1) as pool:
-        pid = int(episode.step("import os\nprint(os.getpid())").text)
-        running = pool.submit(episode.step, "while True: pass")
-        time.sleep(0.3)
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(EpisodeFault, match="died in a step"):
-            running.result(timeout=20)
-        assert other.step("print(1)").failure is None
+def test_a_killed_episode_is_not_the_agents_fault(own, plain, task):
+    for environments, victims in ((own, (0, 1)), (plain, (0,))):
+        for victim in victims:
+            with environments.open(task) as episode, ThreadPoolExecutor(1) as pool:
+                pid = children_of(environments)[victim]
+                running = pool.submit(episode.step, "while True: pass")
+                time.sleep(0.3)
+                os.kill(pid, signal.SIGKILL)
+                with pytest.raises(EpisodeFault):
+                    running.result(timeout=20)
+                with environments.open(task) as other:
+                    assert other.step("print(1)").failure is None
 
 
-def test_garbage_on_the_channel_is_a_protocol_fault(own, task):
-    code = """
+def test_an_interpreter_killed_between_steps_is_not_the_agents_fault(own, task):
+    with own.open(task) as episode:
+        episode.step("print(1)")
+        os.kill(children_of(own)[1], signal.SIGKILL)
+        with pytest.raises(EpisodeFault):
+            episode.step("print(1)")
+
+
+GARBAGE = """
 os, write = __import__('posix'), __import__('ctypes').CDLL(None).write
 for fd in range(3, 64):
     try:
-        target = os.readlink(f'/proc/self/fd/{fd}')
+        os.fstat(fd)
     except OSError:
         continue
-    if target.startswith('socket:'):
-        write(fd, b'\\xff\\xff\\xff\\xff garbage', 12)
+    write(fd, b'\\xff\\xff\\xff\\xff garbage', 12)
 """
-    with own.open(task) as episode:
+
+
+def test_garbage_on_the_channel_is_a_protocol_fault(plain, task):
+    with plain.open(task) as episode:
         with pytest.raises(ProtocolFault):
-            episode.step(code)
+            episode.step(GARBAGE)
         with pytest.raises(EpisodeFault):
             episode.step("print(1)")
+
+
+def test_garbage_from_an_interpreter_is_the_agents_doing(own, task):
+    with own.open(task) as episode:
+        result = episode.step(GARBAGE)
+        assert result.failure is FailureKind.FORBIDDEN and result.ended
+        assert episode.score().failed
 
 
 def test_an_evaluation_that_crashes_or_hangs_is_a_fault(own, task, monkeypatch):
@@ -135,7 +164,7 @@ def test_hosts_that_die_again_and_again_exhaust_the_environment(pocket_root, app
             environments.open(task)
 
 
-def test_grandchildren_go_with_their_episode(own, task):
+def test_grandchildren_go_with_their_episode(plain, task):
     code = """
 os = __import__('posix')
 def grandchild(leave):
@@ -148,13 +177,19 @@ grandchild(False)
 grandchild(True)
 print(os.getpid())
 """
-    with own.open(task) as episode:
+    with plain.open(task) as episode:
         result = episode.step(code)
         assert result.failure is None, result.text
         session = int(result.text)
         assert any(stat_of(pid)[2] == session for pid in every_pid())
-    host = own._hosts._host.process.pid
+    host = plain._hosts._host.process.pid
     assert wait_until(lambda: not any(stat_of(pid)[1] == host or stat_of(pid)[2] == session for pid in every_pid()))
+
+
+def children_of(environments):
+    """Pids of the processes that the environments' hosts forked, worlds first."""
+    hosts = [keeper._host.process.pid for keeper in environments._keepers]
+    return [pid for host in hosts for pid in every_pid() if stat_of(pid)[1] == host]
 
 
 def every_pid():
@@ -176,7 +211,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 from gvpo_trl.environments.appworld import AppWorldEnvironments
 
 environments = AppWorldEnvironments({root!r}, rehearse=False, venv={venv!r}, output_dir={out!r}, step_timeout_s=60)
-environments.open({task!r}).step("print(1)")
+other = environments.open({task!r})
+other.step("print(1)")
 episode = environments.open({task!r})
 threading.Thread(target=lambda: episode.step("while True: pass"), daemon=True).start()
 time.sleep(0.3)
@@ -203,7 +239,7 @@ def test_a_trainer_that_ends_leaves_nothing(pocket_root, appworld_venv, task, tm
     try:
         assert trainer.stdout.readline() == "ready\n"
         if signum is not None:
-            assert len(processes_below(str(tmp_path))) == 3, "host and two episodes"
+            assert len(processes_below(str(tmp_path))) == 7, "trainer, two hosts, two worlds, two interpreters"
             trainer.send_signal(signum)
         trainer.wait(timeout=60)
     finally:

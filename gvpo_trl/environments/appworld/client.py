@@ -1,44 +1,37 @@
 """AppWorld episodes as the trainer sees them: blocking calls with deadlines that this side keeps.
 
-    trainer ── control ──▶ host ── fork ──▶ one process per episode      (holds the world, runs the agent's code)
-                                ── fork ──▶ one process per evaluation   (reads ground truth, after the agent is gone)
+    trainer ── control ──▶ host       ── fork ──▶ one world per episode    (answers API calls, saves the state)
+                                      ── fork ──▶ one process per evaluation   (reads ground truth, after the agent)
+            ── control ──▶ agent host ── fork ──▶ one interpreter per episode  (runs the agent's code, restricted)
 
-AppWorld itself is never imported here: an open world freezes the clock of its process.
+With `isolation="process"` the world's process runs the agent's code too. AppWorld itself is never imported here: an
+open world freezes the clock of its process.
 """
 
-import dataclasses
 import itertools
+import logging
 import math
 import os
-import shutil
-import signal
 import threading
 import time
 import weakref
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-from gvpo_trl.environments.appworld import channel
-from gvpo_trl.environments.appworld.process import HostKeeper, HostProcess, Launch
+from gvpo_trl.environments.appworld.episodes import AppWorldEpisode, ProcessEpisode, SplitEpisode
+from gvpo_trl.environments.appworld.process import HostKeeper, Launch
 from gvpo_trl.environments.appworld.setup import appworld_python
 from gvpo_trl.environments.appworld.tasks import check_root, check_task
 from gvpo_trl.environments.appworld.workspace import Workspace
-from gvpo_trl.environments.base import ResetResult, Score, StepResult
-from gvpo_trl.environments.errors import (
-    EnvironmentFault,
-    EpisodeFault,
-    EvaluatorFault,
-    HostFault,
-    ProtocolFault,
-    SetupError,
-)
-from gvpo_trl.failures import FailureKind
+from gvpo_trl.environments.base import ResetResult
+from gvpo_trl.environments.errors import EnvironmentFault, EpisodeFault, HostFault, SetupError
 
-KILL_AFTER_S = 1.0
-"""How long a step may outlive its deadline before its process is killed."""
-MACHINERY_EXIT = 70
-"""Exit status of a child whose own code, not the agent's, raised."""
-_TIMEOUT_TEXT = "Execution failed. Traceback:\nException: Execution timed out after {} seconds."
-_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGXCPU)
+ISOLATION = ("split", "process")
+_EPISODES = {"split": SplitEpisode, "process": ProcessEpisode}
+FETCHERS = 2
+"""Threads that prefetch at a time."""
+_log = logging.getLogger(__name__)
 
 
 class AppWorldEnvironments:
@@ -56,9 +49,14 @@ class AppWorldEnvironments:
             episode. It is then scored on the state after its last finished step.
         open_timeout_s: deadline for opening a world.
         evaluate_timeout_s: deadline of a task's unit tests.
+        isolation: `"split"` runs the agent's code in a restricted interpreter that holds no world, no data and no
+            ground truth (see docs/sandbox.md); `"process"` runs it in the process that holds the world, for
+            comparison and for machines that cannot do better.
+        require_sandbox: refuse to run agent code where the kernel cannot restrict the interpreter in full; else that
+            is a warning in the log.
         max_interactions: executions that AppWorld allows in an episode.
         max_output_chars: a step that prints more has failed (`FailureKind.OUTPUT`) and its text is cut.
-        memory_mb: address space of an episode's process; `None` for no limit.
+        memory_mb: address space of the process that runs the agent's code; `None` for no limit.
         venv: AppWorld's virtual environment; see `gvpo-trl appworld setup`.
         output_dir: where episodes save their state until they are closed; the temporary folder by default.
         max_restarts: how often in a row a host may die before `open` gives up with `EnvironmentsExhausted`.
@@ -79,6 +77,8 @@ class AppWorldEnvironments:
         step_timeout_s: float = 30.0,
         open_timeout_s: float = 60.0,
         evaluate_timeout_s: float = 60.0,
+        isolation: str = "split",
+        require_sandbox: bool = False,
         max_interactions: int = 1000,
         max_output_chars: int = 1_000_000,
         memory_mb: int | None = 4096,
@@ -97,6 +97,12 @@ class AppWorldEnvironments:
         self.step_timeout_s = step_timeout_s
         self.open_timeout_s = open_timeout_s
         self.evaluate_timeout_s = evaluate_timeout_s
+        if isolation not in ISOLATION:
+            raise SetupError(f"isolation={isolation!r} must be one of {', '.join(map(repr, ISOLATION))}")
+        if require_sandbox and isolation != "split":
+            raise SetupError(f"require_sandbox=True needs isolation='split', not {isolation!r}, which has no sandbox")
+        self.isolation, self.require_sandbox = isolation, require_sandbox
+        self.max_output_chars = max_output_chars
         python = appworld_python(venv)
         self._workspace = Workspace(output_dir)
         config = {
@@ -108,29 +114,83 @@ class AppWorldEnvironments:
             "rehearse": rehearse,
             "memory_bytes": memory_mb * 1024 * 1024 if memory_mb else 0,
         }
+        planted = [self._workspace.planted, self.root / "data/tasks" / config["warm_up_task"] / "ground_truth"]
+        config["planted"] = [str(path / "evaluation.py") for path in planted]
 
-        launch = Launch(
-            name="host",
-            python=python,
-            script=Path(__file__).with_name("host.py"),
-            root=self.root,
-            workspace=self._workspace,
-            config=config,
-            fault=HostFault,
-        )
-        self._hosts = HostKeeper(launch, max_restarts)
+        def keeper(name: str, script: str, **options: object) -> HostKeeper:
+            launch = Launch(
+                name=name,
+                python=python,
+                script=Path(__file__).with_name(script),
+                root=self.root,
+                workspace=self._workspace,
+                config=config,
+                fault=HostFault,
+                **options,
+            )
+            return HostKeeper(launch, max_restarts)
+
+        self._hosts = keeper("host", "host.py")
+        self._agents = keeper("agent-host", "agent.py", bare=True)
+        self._keepers = [self._hosts, self._agents] if isolation == "split" else [self._hosts]
+        self._told = False
         self._numbers = itertools.count(1)
         self._slots = threading.Condition()
         self._live = 0
+        self._waiting = 0
+        self._wanted: Counter[str] = Counter()
+        self._prefetched: list[AppWorldEpisode] = []
+        self._fetchers = 0
         self._closed = False
-        self._finalizer = weakref.finalize(self, _shut_down, os.getpid(), self._hosts, self._workspace)
+        self._finalizer = weakref.finalize(self, _shut_down, os.getpid(), self._keepers, self._workspace)
 
     def start(self) -> "AppWorldEnvironments":
-        """Start the host and wait until it is warm; `open` does it otherwise."""
-        self._hosts.get()
+        """Start the hosts and wait until they are warm; `open` does it otherwise.
+
+        Raises:
+            SetupError: the kernel cannot restrict the interpreter in full and `require_sandbox` is set.
+            HostFault, EnvironmentsExhausted: a host did not come up.
+        """
+        for keeper in self._keepers:
+            keeper.begin()
+        for keeper in self._keepers:
+            facts = keeper.get().wait_ready()
+            if keeper is self._agents:
+                self._tell(facts)
+        if self.isolation == "process" and not self._told:
+            self._told = True
+            _log.warning('isolation="process": agent code runs beside the world and can read the answers')
         return self
 
-    def open(self, task_id: str) -> "AppWorldEpisode":
+    def _tell(self, facts: dict) -> None:
+        """Say once what restricts the interpreters."""
+        self.sandbox = str(facts["level"])
+        if self._told:
+            return
+        missing = "; ".join(facts["missing"])
+        if self.sandbox == "full":
+            _log.info("agent code runs in a sandbox (level: full)")
+        elif self.require_sandbox:
+            raise SetupError(f"require_sandbox=True, but the sandbox's level here is {self.sandbox!r}: {missing}")
+        else:
+            _log.warning(
+                "AGENT CODE IS NOT FULLY SANDBOXED (level: %s): a policy may learn to read the answers. %s. "
+                "require_sandbox=True refuses to run so; see docs/sandbox.md",
+                self.sandbox,
+                missing,
+            )
+        self._told = True
+
+    def _check_restriction(self, ready: dict) -> None:
+        """Whether the interpreter's test of itself allows it to run agent code."""
+        if ready["leaks"] and (self.require_sandbox or self.sandbox == "full"):
+            raise EpisodeFault(f"the interpreter is not restricted as it should be: {'; '.join(ready['leaks'])}")
+
+    def _report_success(self) -> None:
+        for keeper in self._keepers:
+            keeper.report_success()
+
+    def open(self, task_id: str) -> AppWorldEpisode:
         """Open a fresh episode of the task; thread-safe, waits for a free place.
 
         Raises:
@@ -141,27 +201,116 @@ class AppWorldEnvironments:
         """
         check_task(self.root, task_id)
         started = time.monotonic()
+        episode = self._take_place(task_id)
+        if episode is None:
+            episode = self._make(task_id)
+        episode.reset = ResetResult(task_id=task_id, seconds=time.monotonic() - started)
+        return episode
+
+    def _take_place(self, task_id: str) -> AppWorldEpisode | None:
+        """Wait for a place; the prefetched episode that has it, or `None` for a free one."""
         with self._slots:
-            self._slots.wait_for(lambda: self._closed or self._live < self.max_episodes)
-            if self._closed:
+            self._waiting += 1
+            try:
+                while not self._closed:
+                    for episode in self._prefetched:
+                        if episode.task_id == task_id and not episode.lost:
+                            self._prefetched.remove(episode)
+                            return episode
+                    if self._live < self.max_episodes:
+                        self._live += 1
+                        return None
+                    if self._prefetched:
+                        # What nobody asked for makes room, the last first: the next to be asked for come first.
+                        unwanted = self._prefetched.pop()
+                        self._slots.release()
+                        try:
+                            unwanted.close()
+                        finally:
+                            self._slots.acquire()
+                        continue
+                    self._slots.wait()
                 raise HostFault("the environment is closed")
-            self._live += 1
+            finally:
+                self._waiting -= 1
+
+    def _make(self, task_id: str) -> AppWorldEpisode:
         try:
-            return AppWorldEpisode(self, task_id, f"episode-{next(self._numbers):06d}", started)
+            self.start()
+            return _EPISODES[self.isolation](self, task_id, f"episode-{next(self._numbers):06d}")
         except BaseException:
             self._release()
             raise
 
+    def prefetch(self, task_ids: Sequence[str]) -> None:
+        """Open these tasks' episodes in the background, while there is room, for `open` to hand out.
+
+        A later call replaces what an earlier one asked for. What could not be opened is opened by `open`.
+
+        Raises:
+            SetupError: a task is unknown.
+        """
+        for task_id in set(task_ids):
+            check_task(self.root, task_id)
+        wanted = Counter(task_ids)
+        with self._slots:
+            kept, dropped = [], []
+            for episode in self._prefetched:
+                keep = wanted[episode.task_id] > 0 and not episode.lost
+                wanted[episode.task_id] -= keep
+                (kept if keep else dropped).append(episode)
+            self._prefetched, self._wanted = kept, +wanted
+            starting = 0 if self._closed else min(FETCHERS, wanted.total()) - self._fetchers
+            self._fetchers += max(0, starting)
+        for episode in dropped:
+            episode.close()
+        for _ in range(starting):
+            threading.Thread(target=self._fetch, name="prefetch", daemon=True).start()
+
+    def _fetch(self) -> None:
+        """Open what is wanted, one after the other, until nothing is or no place is free."""
+        while True:
+            with self._slots:
+                self._wanted = +self._wanted
+                full = self._live >= self.max_episodes or self._waiting
+                if self._closed or full or not self._wanted:
+                    self._fetchers -= 1
+                    return
+                task_id = next(iter(self._wanted))
+                self._wanted[task_id] -= 1
+                self._live += 1
+            try:
+                episode = self._make(task_id)
+            except (EnvironmentFault, SetupError) as error:
+                _log.debug("task %s could not be prefetched: %s", task_id, error)
+                with self._slots:
+                    self._wanted.clear()
+                continue
+            with self._slots:
+                keep = not self._closed
+                if keep:
+                    self._prefetched.append(episode)
+                self._slots.notify_all()
+            if not keep:
+                episode.close()
+
     def _release(self) -> None:
         with self._slots:
             self._live -= 1
-            self._slots.notify()
+            self._slots.notify_all()
+            starting = 0 if self._closed else min(FETCHERS, self._wanted.total()) - self._fetchers
+            self._fetchers += max(0, starting)
+        for _ in range(starting):
+            threading.Thread(target=self._fetch, name="prefetch", daemon=True).start()
 
     def close(self) -> None:
         """End every episode and process and delete what they saved; idempotent."""
         with self._slots:
             self._closed = True
+            prefetched, self._prefetched = self._prefetched, []
             self._slots.notify_all()
+        for episode in prefetched:
+            episode.close()
         self._finalizer()
 
     def __enter__(self) -> "AppWorldEnvironments":
@@ -171,10 +320,11 @@ class AppWorldEnvironments:
         self.close()
 
 
-def _shut_down(owner: int, hosts: HostKeeper, workspace: Workspace) -> None:
+def _shut_down(owner: int, keepers: list[HostKeeper], workspace: Workspace) -> None:
     # A fork of the trainer (a data loader's worker) runs this at its exit too, and must not end what is not its own.
     if os.getpid() == owner:
-        hosts.close()
+        for keeper in keepers:
+            keeper.close()
         workspace.remove()
 
 
@@ -182,192 +332,3 @@ def _check_at_least(minimum: int, **values: float) -> None:
     for name, value in values.items():
         if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value < math.inf:
             raise SetupError(f"{name}={value!r} must be a number of at least {minimum}")
-
-
-class _Child:
-    """One forked process and the socket to it, with the deaths of either told apart."""
-
-    def __init__(self, keeper: HostKeeper, request: dict) -> None:
-        self.keeper = keeper
-        self.host: HostProcess = keeper.get()
-        self.alive = True
-        self.status: int | None = None
-        try:
-            self.id, self.sock = self.host.spawn(request)
-        except EnvironmentFault as error:
-            self._report(error)
-            raise
-
-    def call(self, message: dict | None, timeout_s: float) -> dict:
-        """Send a message, if any, and wait for an answer.
-
-        Raises:
-            ChannelError: no answer; the child has been ended and `status` says how, if the host still knows.
-            EnvironmentFault: the host is gone, or the child says that our machinery failed.
-        """
-        try:
-            if message is not None:
-                self.sock.settimeout(timeout_s)
-                channel.send(self.sock, message)
-            reply = channel.receive(self.sock, timeout_s)
-        except channel.ChannelError:
-            self.end()
-            raise
-        except BaseException:
-            self.end(quiet=True)
-            raise
-        if "fault" in reply:
-            self.end()
-            raise EpisodeFault(str(reply["fault"]))
-        return reply
-
-    def end(self, quiet: bool = False) -> None:
-        """Kill the process and what it started; idempotent."""
-        if not self.alive:
-            return
-        self.alive = False
-        self.sock.close()
-        try:
-            self.status = self.host.reap(self.id)
-        except EnvironmentFault as error:
-            self._report(error)
-            if not quiet:
-                raise
-
-    def _report(self, error: EnvironmentFault) -> None:
-        if self.host.dead:
-            self.keeper.report_death(self.host, error)
-
-
-class AppWorldEpisode:
-    """One world with one agent in it. Made by `AppWorldEnvironments.open`; one thread at a time."""
-
-    def __init__(self, environments: AppWorldEnvironments, task_id: str, experiment: str, started: float) -> None:
-        self.task_id = task_id
-        self._environments = environments
-        self._names = {"task_id": task_id, "experiment": experiment}
-        self._output = environments._workspace.outputs / experiment
-        self._usable = True
-        self._closed = False
-        self._child = self._open_child()
-        self.reset = ResetResult(task_id=task_id, seconds=time.monotonic() - started)
-
-    def _open_child(self) -> _Child:
-        child = _Child(self._environments._hosts, {"kind": "episode", **self._names})
-        try:
-            child.call(None, self._environments.open_timeout_s)
-        except BaseException as error:
-            child.end(quiet=True)
-            shutil.rmtree(self._output, ignore_errors=True)
-            if isinstance(error, channel.ChannelError):
-                raise EpisodeFault(f"the world of task {self.task_id} did not open: {error}") from error
-            raise
-        return child
-
-    def step(self, code: str) -> StepResult:
-        """Run the code in the episode's interpreter; state carries over to the next step.
-
-        Raises:
-            HostFault, EpisodeFault, ProtocolFault: our machinery broke, or the episode has ended before.
-        """
-        if not self._usable:
-            raise EpisodeFault(f"the episode of task {self.task_id} takes no more steps")
-        started = time.monotonic()
-        timeout_s = self._environments.step_timeout_s + KILL_AFTER_S
-        try:
-            result = _step_result(self._child.call({"op": "step", "code": code}, timeout_s))
-        except channel.ChannelTimeout:
-            result = self._ended(FailureKind.TIMEOUT, _TIMEOUT_TEXT.format(int(self._environments.step_timeout_s)))
-        except channel.ChannelClosed as error:
-            result = self._after_death(error)
-        except channel.ChannelGarbage as error:
-            self._usable = False
-            raise ProtocolFault(f"the episode of task {self.task_id} sent no proper answer: {error}") from error
-        except EnvironmentFault:
-            self._usable = False
-            raise
-        self._usable = not result.ended
-        return dataclasses.replace(result, seconds=time.monotonic() - started)
-
-    def _after_death(self, error: channel.ChannelClosed) -> StepResult:
-        """Whose doing was it that the process is gone? Exits and crashes are the agent's, a kill is not."""
-        self._usable = False
-        status = self._child.status
-        if status is not None and os.WIFEXITED(status):
-            code = os.WEXITSTATUS(status)
-            if code != MACHINERY_EXIT:
-                return self._ended(FailureKind.EXITED, f"Execution failed. The interpreter exited with status {code}.")
-        if status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) in _CRASHES:
-            name = signal.Signals(os.WTERMSIG(status)).name
-            return self._ended(FailureKind.EXITED, f"Execution failed. The interpreter crashed with {name}.")
-        raise EpisodeFault(f"the process of task {self.task_id} died in a step (wait status {status})") from error
-
-    @staticmethod
-    def _ended(kind: FailureKind, text: str) -> StepResult:
-        return StepResult(text=text, failure=kind, ended=True)
-
-    def score(self) -> Score:
-        """Run the task's unit tests on the saved state; no step is possible afterwards.
-
-        Raises:
-            EvaluatorFault: the evaluation crashed or ran past its deadline.
-            HostFault, EpisodeFault, ProtocolFault: the state could not be saved, or the episode was closed.
-        """
-        if self._closed:
-            raise EpisodeFault(f"the episode of task {self.task_id} is closed")
-        started = time.monotonic()
-        self._usable = False
-        if not self._child.alive and not any(self._output.glob("tasks/*/dbs/*.jsonl")):
-            # Gone before anything changed: the state is the one that a fresh episode starts from.
-            self._child = self._open_child()
-        if self._child.alive:
-            try:
-                self._child.call({"op": "finish"}, self._environments.open_timeout_s)
-            except channel.ChannelError as error:
-                raise EpisodeFault(f"the state of task {self.task_id} could not be saved: {error}") from error
-            self._child.end()
-        score = self._evaluate()
-        self._environments._hosts.report_success()
-        return Score(passed=score["passed"], failed=score["failed"], seconds=time.monotonic() - started)
-
-    def _evaluate(self) -> dict[str, tuple[str, ...]]:
-        try:
-            child = _Child(self._environments._hosts, {"kind": "evaluation", **self._names})
-            try:
-                reply = child.call(None, self._environments.evaluate_timeout_s)
-            finally:
-                child.end(quiet=True)
-            return {name: tuple(str(text) for text in reply[name]) for name in ("passed", "failed")}
-        except (channel.ChannelError, EpisodeFault, KeyError, TypeError) as error:
-            raise EvaluatorFault(f"the evaluation of task {self.task_id} failed: {error}") from error
-
-    def close(self) -> None:
-        """End the episode's processes and delete what it saved; idempotent, safe after a fault."""
-        if self._closed:
-            return
-        self._closed = True
-        self._usable = False
-        self._child.end(quiet=True)
-        shutil.rmtree(self._output, ignore_errors=True)
-        self._environments._release()
-
-    def __enter__(self) -> "AppWorldEpisode":
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-
-def _step_result(reply: dict) -> StepResult:
-    verdict, calls = reply.get("verdict"), reply.get("api_calls")
-    if not isinstance(reply.get("text"), str) or not isinstance(calls, list):
-        raise channel.ChannelGarbage("an answer without text")
-    if verdict is not None and verdict not in list(FailureKind):
-        raise channel.ChannelGarbage(f"an unknown verdict {verdict!r}")
-    return StepResult(
-        text=reply["text"],
-        failure=None if verdict is None else FailureKind(verdict),
-        completed=reply.get("completed") is True,
-        ended=reply.get("ended") is True,
-        api_calls=tuple(str(call) for call in calls),
-    )

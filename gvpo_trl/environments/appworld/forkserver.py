@@ -38,10 +38,10 @@ def outlive_parent_thread() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
-def run(warm_up: Callable[[], dict], children: dict[str, Callable[[socket.socket, dict], None]]) -> None:
-    """Warm up, say so, then fork a `children[kind](sock, request)` per request until the trainer is gone.
+def run(warm_up: Callable[[], dict], children: dict[str, Callable[..., None]]) -> None:
+    """Warm up, say so, then fork a `children[kind](*sockets, request)` per request until the trainer is gone.
 
-    Called as `python -I <script> <control fd> <trainer's pid>`.
+    Called as `python -I <script> <control fd> <trainer's pid>`. `children` is read after the warm-up.
     """
     control_fd, trainer = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(trainer)
@@ -98,22 +98,24 @@ class _Server:
     def answer(self) -> None:
         message, fds = channel.receive_control(self.control)
         if message["op"] == "spawn":
-            reply = self.spawn(message, fds[0])
+            reply = self.spawn(message, fds)
         elif message["op"] == "reap":
             reply = {"ok": True, "status": self.kill(message["child"])}
         else:
             reply = {"ok": False, "error": f"unknown request {message['op']!r}"}
         channel.send_control(self.control, reply | {"id": message["id"]})
 
-    def spawn(self, message: dict, fd: int) -> dict:
+    def spawn(self, message: dict, fds: list[int]) -> dict:
         server = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
-            os.close(fd)
-            return {"ok": False, "error": f"cannot fork: {error}"}
+            pid, failure = -1, f"cannot fork: {error}"
         if pid:
-            os.close(fd)
+            for fd in fds:
+                os.close(fd)
+            if pid < 0:
+                return {"ok": False, "error": failure}
             self.pids[message["id"]] = pid
             return {"ok": True, "pid": pid}
         try:
@@ -122,7 +124,7 @@ class _Server:
             self.control.close()
             os.close(self.trainer_fd)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            self.children[message["kind"]](socket.socket(fileno=fd), message)
+            self.children[message["kind"]](*(socket.socket(fileno=fd) for fd in fds), message)
         except BaseException:
             traceback.print_exc()
             os._exit(70)

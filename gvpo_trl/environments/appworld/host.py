@@ -1,8 +1,9 @@
-"""Forks one process per episode and per evaluation, in AppWorld's own virtual environment, which has no gvpo_trl.
+"""Forks one process per world and per evaluation, in AppWorld's own virtual environment, which has no gvpo_trl.
 
 Run by path with `python -I host.py <control fd> <trainer's pid>`; the configuration is the environment variable
-`GVPO_HOST`, JSON. An episode's process opens one world, answers `step`, `finish` and nothing else, and ends. It never
-sees ground truth: worlds are opened without, and another process evaluates what this one saved.
+`GVPO_HOST`, JSON. A world's process answers the API calls of an interpreter elsewhere (`world.py`, the default) or
+runs the agent's code itself (`isolation="process"`), and ends. Worlds are opened without ground truth, and another
+process evaluates what this one saved.
 """
 
 import contextlib
@@ -34,11 +35,16 @@ verdicts = _load_sibling("verdicts")
 evaluator = _load_sibling("evaluator")
 _load_sibling("host_databases")
 _load_sibling("host_rehearsal")
+_load_sibling("interpreter")
 host_patches = _load_sibling("host_patches")
+_load_sibling("wire")
+world_process = _load_sibling("world")
 
 CONFIG = json.loads(os.environ.pop("GVPO_HOST"))
 PREPARED = None
 """What `host_patches` keeps ready for children; `None` without patches."""
+APIS: dict[str, list[str]] = {}
+"""The APIs that agents may call, by app."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
@@ -54,6 +60,7 @@ def warm_up() -> dict:
         outputs = CONFIG["outputs"]
         type(store.path_store).experiment_outputs = property(lambda self: outputs)
         preamble = use_world_once()
+    APIS.update(world_process.public_apis())
     evaluator.warm_up()
     # SQLite forbids carrying an open file over a fork.
     model_lib.get_direct_cached_sqlite3_connection.cache_clear()
@@ -133,6 +140,25 @@ def serve_episode(sock: socket.socket, request: dict) -> None:
         else:
             channel.send(sock, episode.finish())
             return
+
+
+def serve_world(trainer: socket.socket, agent: socket.socket, request: dict) -> None:
+    """The life of one child whose agent code runs elsewhere: open the world, answer calls until told to finish."""
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if PREPARED:
+        PREPARED.for_episode()
+    try:
+        world = world_process.World(open_world(request["task_id"], request["experiment"]), APIS, bool(PREPARED))
+        channel.send(agent, world.hello())
+    except Exception as error:
+        channel.send(trainer, {"fault": f"{type(error).__name__}: {error}"})
+        return
+    channel.send(trainer, {"opened": True})
+    try:
+        world.serve(trainer, agent)
+    except channel.ChannelClosed:
+        return
 
 
 def serve_evaluation(sock: socket.socket, request: dict) -> None:
@@ -222,4 +248,4 @@ class Episode:
 
 if __name__ == "__main__":
     os.chdir(CONFIG["scratch"])
-    forkserver.run(warm_up, {"episode": serve_episode, "evaluation": serve_evaluation})
+    forkserver.run(warm_up, {"episode": serve_episode, "world": serve_world, "evaluation": serve_evaluation})

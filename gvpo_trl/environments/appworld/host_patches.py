@@ -5,7 +5,6 @@ without them, and a test compares the two on the pocket tasks. Each patch leans 
 one world, ever. They know the inner workings of the one version that the set-up installs.
 """
 
-import ast
 import contextlib
 import gc
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import host_databases  # the caller puts the sibling modules there; see `host.py`
 import host_rehearsal
+import interpreter
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ class Prepared:
 
         databases = host_databases.Databases()
         _cache_main_app()
-        _skip_guard_for_harmless_code()
+        interpreter.skip_guard_for_harmless_code()
         # A process that never had a world has nothing to close, and one that ends needs not.
         environment.AppWorld.close_all = classmethod(lambda cls, *args, **kwargs: None)
         environment.clear_local_dbs_cache = lambda task_id=None: None
@@ -74,8 +74,8 @@ class Prepared:
             host_rehearsal.rehearse_evaluation(task_id)
             databases.restore()
         databases.drop_sources()
-        self.shell = _shell_with(preamble)
-        _freeze_clock()
+        self.shell = interpreter.shell_with(preamble)
+        interpreter.freeze_clock()
 
     def for_episode(self) -> None:
         """In the child: what holds for episodes and not for evaluations."""
@@ -146,30 +146,6 @@ def count_changes(app: str = "") -> int:
     return sum(len(tracker.changes) for path, (_, tracker) in entries if path.endswith(f"{app}.db"))
 
 
-def _shell_with(preamble: str):
-    """An interpreter in which the preamble of every world has run; it passes over it once."""
-    import appworld.environment as environment
-    from traitlets.config.loader import Config
-
-    config = Config()
-    config.HistoryManager.enabled = False
-    hook = sys.excepthook
-    shell = environment.InteractiveShellEmbed(config=config)
-    sys.excepthook = hook
-    shell.ast_node_interactivity = "none"
-    shell.run_cell(preamble)
-    run_cell = shell.run_cell
-
-    def run_cell_once(raw_cell, *args, **kwargs):
-        assert raw_cell == preamble, "a world begins with its preamble"
-        del shell.run_cell
-        return None
-
-    shell.run_cell = run_cell_once
-    assert shell.run_cell is not run_cell
-    return shell
-
-
 def _cache_main_app() -> None:
     import functools
 
@@ -177,35 +153,3 @@ def _cache_main_app() -> None:
 
     requester.build_main_app = functools.cache(requester.build_main_app)
     requester.build_main_app(tuple(sorted(requester.get_all_apps())))
-
-
-def _freeze_clock() -> None:
-    """Freeze the host's clock: in its children, which freeze it again to their own date, that costs nothing more."""
-    from datetime import datetime
-
-    from appworld.apps.api_lib import set_local_date_and_time
-
-    set_local_date_and_time(datetime(2023, 5, 18, 12, 0, 0))
-
-
-def _skip_guard_for_harmless_code() -> None:
-    """Ask AppWorld's guard only where it could refuse: it parses the code three times, slowly.
-
-    The guard refuses imports of modules and calls of functions on a list. Code without any import statement in which
-    no identifier is the last part of a listed function's path cannot be refused.
-    """
-    from appworld.common import safety_guard
-
-    listed = {path.rpartition(".")[2] for path in safety_guard.DISALLOWED_FUNCTION_PATHS}
-    is_syntax_safe = safety_guard.SafetyGuard.is_syntax_safe
-
-    def quick(self, code: str) -> tuple[bool, str]:
-        with contextlib.suppress(Exception):
-            for node in ast.walk(ast.parse(code)):
-                name = getattr(node, "attr", None) or getattr(node, "id", None)
-                if isinstance(node, ast.Import | ast.ImportFrom) or name in listed:
-                    return is_syntax_safe(self, code)
-            return True, ""
-        return is_syntax_safe(self, code)
-
-    safety_guard.SafetyGuard.is_syntax_safe = quick

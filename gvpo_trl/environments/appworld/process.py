@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from gvpo_trl.environments.appworld.workspace import Workspace
 from gvpo_trl.environments.errors import EnvironmentFault, EnvironmentsExhausted, EpisodeFault
 
 CONTROL_TIMEOUT_S = 30.0
+_BARE = ("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|COOKIE", re.IGNORECASE)
 
 
@@ -36,6 +38,8 @@ class Launch:
     ready_timeout_s: float = 300.0
     fault: type[EnvironmentFault]
     """What its death is called."""
+    bare: bool = False
+    """Whether its children run agent code alone: then it sees next to none of our variables."""
 
     def environment(self) -> dict[str, str]:
         """The variables that a host sees: no credential, no home folder of ours."""
@@ -45,8 +49,10 @@ class Launch:
             for name, value in os.environ.items()
             if not _SECRET.search(name) and not name.startswith(("PYTHON", "APPWORLD", "GVPO"))
         }
+        if self.bare:
+            kept = {name: value for name, value in kept.items() if name in _BARE}
         return kept | {
-            "APPWORLD_ROOT": str(self.root),
+            "APPWORLD_ROOT": str(scratch / "home" if self.bare else self.root),
             "APPWORLD_CACHE": str(scratch / "cache"),
             "HOME": str(scratch / "home"),
             "IPYTHONDIR": str(scratch / "ipython"),
@@ -93,12 +99,13 @@ class HostProcess:
                 self._ready = message
             return self._ready
 
-    def spawn(self, request: dict) -> tuple[int, socket.socket]:
-        """Fork a child for the request; its id and the socket to talk to it."""
+    def spawn(self, request: dict, peer: socket.socket | None = None) -> tuple[int, socket.socket]:
+        """Fork a child for the request, with a socket to another child; its id and the socket to talk to it."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                reply, sequence = self._ask({"op": "spawn", **request}, (theirs.fileno(),))
+                sockets = [theirs] if peer is None else [theirs, peer]
+                reply, sequence = self._ask({"op": "spawn", **request}, tuple(sock.fileno() for sock in sockets))
             if not reply["ok"]:
                 raise EpisodeFault(f"the {self.launch.name} {reply['error']}")
         except BaseException:
@@ -206,6 +213,11 @@ class HostKeeper:
             time.sleep(min(2.0, 0.1 * self._deaths**2))
             self._host = HostProcess(self.launch, self._generation)
 
+    def begin(self) -> None:
+        """Start the host if there is none, and don't wait until it is ready; raises as `get` does."""
+        with self._lock:
+            self._start()
+
     def report_death(self, host: HostProcess, cause: EnvironmentFault) -> None:
         """Count a host's death once, however many episodes notice it."""
         with self._lock:
@@ -225,3 +237,98 @@ class HostKeeper:
             host, self._host = self._host, None
         if host is not None:
             host.close()
+
+
+class Child:
+    """One forked process and the socket to it, with the deaths of either told apart.
+
+    Args:
+        keeper: keeps the host that forks it.
+        request: what kind of process, and what for.
+        peer: a socket to another child, for this one to take along.
+    """
+
+    def __init__(self, keeper: HostKeeper, request: dict, peer: socket.socket | None = None) -> None:
+        self.keeper = keeper
+        self.host: HostProcess = keeper.get()
+        self.alive = True
+        self.status: int | None = None
+        try:
+            self.id, self.sock = self.host.spawn(request, peer)
+        except EnvironmentFault as error:
+            self._report(error)
+            raise
+
+    def call(
+        self,
+        message: dict | None,
+        timeout_s: float,
+        limit: int = channel.MAX_FRAME_BYTES,
+        watched: "Child | None" = None,
+    ) -> dict:
+        """Send a message, if any, and wait for an answer of at most `limit` bytes.
+
+        `watched` is a process that says nothing unasked: a sound from it before the answer is its end. A child that is
+        watched over in this way runs agent code, and what it says of a fault of ours is not believed.
+
+        Raises:
+            ChannelError: no answer; the child has been ended and `status` says how, if the host still knows.
+            EnvironmentFault: the host is gone, or the child says that our machinery failed.
+        """
+        try:
+            if message is not None:
+                self.sock.settimeout(timeout_s)
+                channel.send(self.sock, message)
+            if watched is not None:
+                watched.check_silent_until(self.sock, timeout_s)
+            reply = channel.receive(self.sock, timeout_s, limit)
+        except channel.ChannelError:
+            self.end()
+            raise
+        except BaseException:
+            self.end(quiet=True)
+            raise
+        if "fault" in reply and watched is None:
+            self.end()
+            raise EpisodeFault(str(reply["fault"]))
+        return reply
+
+    def check_silent_until(self, sock: socket.socket, timeout_s: float) -> None:
+        """Wait until there is something to read on `sock`, or for `timeout_s`.
+
+        Raises:
+            EnvironmentFault: this process ended meanwhile.
+        """
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        poll.register(self.sock, select.POLLIN)
+        heard = {fd for fd, _ in poll.poll(timeout_s * 1000)}
+        if self.sock.fileno() in heard and sock.fileno() not in heard:
+            self.end()
+            raise EpisodeFault(f"a process of ours ended while another one worked for it (wait status {self.status})")
+
+    def send(self, message: dict, timeout_s: float) -> None:
+        """Send a message that has no answer; raises as `call` does."""
+        try:
+            self.sock.settimeout(timeout_s)
+            channel.send(self.sock, message)
+        except channel.ChannelError:
+            self.end()
+            raise
+
+    def end(self, quiet: bool = False) -> None:
+        """Kill the process and what it started; idempotent."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.sock.close()
+        try:
+            self.status = self.host.reap(self.id)
+        except EnvironmentFault as error:
+            self._report(error)
+            if not quiet:
+                raise
+
+    def _report(self, error: EnvironmentFault) -> None:
+        if self.host.dead:
+            self.keeper.report_death(self.host, error)

@@ -1,0 +1,256 @@
+"""The interpreter that agent code runs in: a process that holds no world, no data and no ground truth.
+
+Run by path with `python -I agent.py <control fd> <trainer's pid>` in AppWorld's own virtual environment; the
+configuration is the environment variable `GVPO_HOST`, JSON. This host imports what agent code may import, makes an
+IPython shell ready and then forks one interpreter per episode, which restricts itself (`sandbox.py`) before it runs
+anything. API calls go over a socket to the process that holds the world (`world.py`).
+
+What a step prints is made by AppWorld's own `execute`, called on an `AppWorld` object that was never initialized: it
+has the attributes that `execute` reads, and a requester whose requests go over the socket.
+"""
+
+import copy
+import gc
+import importlib.util
+import itertools
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import sysconfig
+from pathlib import Path
+
+
+def _load_sibling(name: str):
+    # The folder must not be on sys.path: our `setup` or `tasks` would shadow other people's modules.
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+channel = _load_sibling("channel")
+forkserver = _load_sibling("forkserver")
+interpreter = _load_sibling("interpreter")
+sandbox = _load_sibling("sandbox")
+verdicts = _load_sibling("verdicts")
+wire = _load_sibling("wire")
+
+CONFIG = json.loads(os.environ.pop("GVPO_HOST"))
+_LENGTH = struct.Struct(">I")
+_dumps, _loads, _exit, _close = json.dumps, json.loads, os._exit, os.close
+READABLE = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    *(entry for entry in sys.path if os.path.isdir(entry)),
+    *("/usr/lib", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/localtime", "/dev/null", "/dev/urandom"),
+)
+"""What an interpreter can read: Python and its libraries, the time zones, no data of ours."""
+WORLD = None
+"""The object that `execute` is called on, made before the fork."""
+
+
+def warm_up() -> dict:
+    """Import what agent code may import and run code of many kinds once: all that interpreters would repeat."""
+    global WORLD
+    import appworld
+
+    interpreter.preload()
+    if CONFIG["fast"]:
+        interpreter.skip_guard_for_harmless_code()
+    WORLD = interpreter.standing_in(CONFIG["max_interactions"], CONFIG["soft_timeout_s"])
+    interpreter.rehearse(WORLD)
+    interpreter.freeze_clock()
+    support = sandbox.probe()
+    return {"appworld": appworld.__version__, "level": support.level, "missing": list(support.missing)}
+
+
+def serve_agent(trainer: socket.socket, world: socket.socket, request: dict) -> None:
+    """The life of one interpreter: restrict it, learn the task's date, run steps until the trainer is gone."""
+    layers: tuple[str, ...] = ()
+    try:
+        layers = sandbox.restrict(
+            keep_fds=(0, 1, 2, trainer.fileno(), world.fileno()),
+            read_only=READABLE,
+            memory_bytes=CONFIG["memory_bytes"],
+            parent=os.getppid(),
+        )
+        leaks = [leak for planted in CONFIG["planted"] for leak in sandbox.self_test(planted, layers)]
+        episode = Interpreter(WORLD, world, channel.receive(world))
+    except Exception as error:
+        channel.send(trainer, {"fault": f"the interpreter could not start: {type(error).__name__}: {error}"})
+        return
+    channel.send(trainer, {"opened": True, "layers": list(layers), "leaks": leaks})
+    while True:
+        try:
+            message = channel.receive(trainer)
+        except channel.ChannelClosed:
+            _exit(0)
+        channel.send(trainer, episode.step(message["code"]) | {"nonce": message["nonce"]})
+
+
+class Interpreter:
+    """AppWorld's `execute` over a world in another process."""
+
+    def __init__(self, world, sock: socket.socket, hello: dict) -> None:
+        from datetime import datetime
+
+        from appworld.apps.api_lib import set_local_date_and_time, set_local_random_seed
+        from appworld.common.utils import GCThreshold
+
+        GCThreshold.set(hello["gc_threshold"])
+        set_local_random_seed(hello["random_seed"])
+        set_local_date_and_time(datetime.fromisoformat(hello["datetime"]))
+        world.apis, world.requester = collect_apis(hello["apis"], Calls(sock))
+        world.shell.user_ns["apis"], world.shell.user_ns["requester"] = world.apis, world.requester
+        self.world = world
+        self.recorder = verdicts.Recorder(world)
+
+    def step(self, code: str) -> dict:
+        """Run agent code; what the trainer's side makes a `StepResult` of, and what the world's log is to say."""
+        world, limit = self.world, CONFIG["max_output_chars"]
+        self.recorder.start(code)
+        world.environment_io.clear()
+        before, ended = world.num_interactions, False
+        try:
+            with verdicts.called_from_the_top():
+                text = world.execute(code)
+            verdict = self.recorder.verdict()
+        except BaseException as error:
+            # AppWorld lets these through: whatever is no `Exception`, and what its own bookkeeping trips over.
+            text, verdict = verdicts.text_of(error), self.recorder.verdict(error)
+            ended = verdict == "exited"
+            world.safety_guard.disable()
+            world.num_interactions += 1
+        text = verdicts.printable(text)
+        logged = world.environment_io[-1] if world.environment_io else {"input": code, "output": text}
+        logged = {name: verdicts.printable(logged[name])[: limit + 1000] for name in ("input", "output")}
+        if len(text) > limit:
+            text, verdict = text[:limit] + f"\n[{len(text) - limit} characters more were cut]", verdict or "output"
+        return {
+            "text": text,
+            "verdict": verdict,
+            "ended": ended,
+            "logged": logged,
+            "counted": world.num_interactions > before,
+        }
+
+
+class Calls:
+    """The interpreter's end of the socket to its world. One call at a time; a step's time-out may break one off."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._incoming, self._outgoing = bytearray(), bytearray()
+        self._numbers = itertools.count(1)
+        self._dice = wire.Dice()
+
+    def __call__(self, app: str, api: str, arguments: dict) -> dict:
+        """The world's answer: a response's `status` and `text` and the requests that were `tracked`, or an `error`."""
+        number = next(self._numbers)
+        try:
+            message = {"id": number, "app": wire.encode(app), "api": wire.encode(api)}
+            payload = _dumps(message | {"arguments": wire.encode(arguments), "random": self._dice.news()}).encode()
+        except RecursionError:
+            raise ValueError("Circular reference detected") from None
+        if len(payload) > wire.MAX_CALL_BYTES:
+            raise Exception(f"A call of {len(payload)} bytes is over the limit of {wire.MAX_CALL_BYTES}.")
+        self._outgoing += _LENGTH.pack(len(payload)) + payload
+        while self._outgoing:
+            self._move(select.POLLOUT, self._write)
+        while True:
+            reply = self._next_reply()
+            # The answer to a call that a time-out broke off is passed over.
+            if reply["id"] == number:
+                break
+        if reply.get("random"):
+            self._dice.take(reply["random"])
+        return reply
+
+    def _next_reply(self) -> dict:
+        while True:
+            if len(self._incoming) >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(self._incoming)
+                end = _LENGTH.size + length
+                if len(self._incoming) >= end:
+                    payload = bytes(self._incoming[_LENGTH.size : end])
+                    del self._incoming[:end]
+                    return _loads(payload)
+            self._move(select.POLLIN, self._read)
+
+    def _write(self) -> None:
+        del self._outgoing[: self._sock.send(self._outgoing, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)]
+
+    def _read(self) -> None:
+        chunk = self._sock.recv(1 << 20, socket.MSG_DONTWAIT)
+        if not chunk:
+            raise ConnectionError("the world is gone")
+        self._incoming += chunk
+
+    def _move(self, event: int, action) -> None:
+        """Send or receive a piece; a time-out comes before or after it, never between the transfer and its record."""
+        poll = select.poll()
+        poll.register(self._sock, event)
+        poll.poll()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        try:
+            action()
+        except BlockingIOError:
+            pass
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+
+
+def collect_apis(names: dict[str, list[str]], calls: Calls) -> tuple:
+    """AppWorld's collection of APIs, each of which calls the world, and the requester behind them."""
+    from appworld.collections import apis
+
+    requester = make_requester(calls)
+    collection = apis.ApiCollection(error_message="No app named '{key}' found.")
+    for app in names:
+        collection[app] = apis.CustomErrorMessageMunch.build("No API named '{key}' found in the " + app + " app.")
+        for api in names[app]:
+            collection[app][api] = apis._wrap_api_request(app_name=app, api_name=api, requester=requester)
+    collection._requester = requester
+    return collection, requester
+
+
+def make_requester(calls: Calls):
+    """AppWorld's requester with everything but `request` shut, and that one going over the socket."""
+    from appworld.requester import CustomResponse, Requester, RequestTracker
+
+    class Response(CustomResponse):
+        def json(self):
+            return _loads(self.text)
+
+    def shut(self, *args, **kwargs):
+        raise Exception("Only the APIs that the documentation lists can be called: apis.<app>.<api>(...).")
+
+    class SplitRequester(Requester):
+        def __init__(self) -> None:
+            self.client, self.remote_apis_url = "world", None
+            self.raise_on_failure, self.raise_on_extra_parameters = True, False
+            self.parse_datetimes = self.munchify_response = False
+            self.request_tracker = RequestTracker(max_num_requests=None)
+
+        def _request(self, _app_name, _api_name, client=None, raise_on_failure=None, track=True, **data):
+            reply = calls(_app_name, _api_name, copy.deepcopy(data))
+            self.request_tracker.requests += reply.get("tracked", [])
+            if "error" in reply:
+                raise wire.build_error(reply["error"], sys.modules)
+            response = Response(status_code=reply["status"], text=reply["text"])
+            self.raise_if_failure(response, raise_on_failure)
+            return response
+
+    for name in ("_get", "_post", "_put", "_patch", "_delete", "prepare"):
+        setattr(SplitRequester, name, shut)
+    return SplitRequester()
+
+
+if __name__ == "__main__":
+    gc.disable()
+    os.chdir(os.environ["HOME"])
+    forkserver.run(warm_up, {"agent": serve_agent})

@@ -1,0 +1,154 @@
+"""The Python in which agent code runs, made ready in a host before it forks: standard library and appworld's packages.
+
+Both isolation modes use it: in `process` the shell belongs to the process that holds the world, in `split` to one that
+holds none.
+"""
+
+import ast
+import contextlib
+import sys
+
+PREPARED_TEXTS = (
+    "print([1], {'a': 1}, 'x')",
+    "import re, datetime\nprint(datetime.datetime.strptime('2023-05-18', '%Y-%m-%d').strftime('%A'))",
+    "def f():\n    return [1 / 0 for _ in range(1)]\nf()",
+    "try:\n    {}['x']\nexcept KeyError as error:\n    raise ValueError('y') from error",
+    "undefined_nam",
+    "raise Exception('Response status code is 409:')",
+    "return 1",
+    "import os\nos.listdir()",
+    "a = (",
+    "import asyncio\nawait asyncio.sleep(0)",
+    "print(DateTime.now(), pendulum.now().diff_for_humans(), pendulum.parse('2023-05-18'))",
+    "import difflib, pprint, textwrap, uuid, yaml\nprint(yaml.safe_load('a: 1'), uuid.uuid4())",
+)
+"""Code of many kinds, run once in a host so that what it imports on its way is there after the restriction."""
+
+
+def new_shell():
+    """The shell of an `AppWorld`, made as its constructor makes it."""
+    import appworld.environment as environment
+    from traitlets.config.loader import Config
+
+    config = Config()
+    config.HistoryManager.enabled = False
+    hook = sys.excepthook
+    shell = environment.InteractiveShellEmbed(config=config)
+    sys.excepthook = hook
+    shell.ast_node_interactivity = "none"
+    return shell
+
+
+def shell_with(preamble: str):
+    """A shell in which the preamble of every world has run; it passes over it once."""
+    shell = new_shell()
+    shell.run_cell(preamble)
+    run_cell = shell.run_cell
+
+    def run_cell_once(raw_cell, *args, **kwargs):
+        assert raw_cell == preamble, "a world begins with its preamble"
+        del shell.run_cell
+        return None
+
+    shell.run_cell = run_cell_once
+    assert shell.run_cell is not run_cell
+    return shell
+
+
+def standing_in(max_interactions: int, timeout_seconds: int):
+    """An `AppWorld` that `execute` can be called on and that has no world: its preamble has run, it saves nothing.
+
+    Its `apis` and `requester` are `None` until an episode sets them.
+    """
+    import types
+
+    import appworld.environment as environment
+
+    world = object.__new__(environment.AppWorld)
+    for name in environment.AppWorld.init_defaults.__fields__:
+        setattr(world, name, getattr(environment.AppWorld.init_defaults, name))
+    world.max_interactions, world.timeout_seconds = max_interactions, timeout_seconds
+    world.task = types.SimpleNamespace(datetime=None, allowed_apps=[])
+    world.models_to_db_home_path = world.models_from_db_home_path = world.output_db_home_path_on_disk = ""
+    world.num_interactions, world.environment_io = 0, []
+    world._save_state, world.save_logs = lambda directory: None, lambda: None
+    world.safety_guard = environment.SafetyGuard()
+    world.shell = new_shell()
+    collection = environment.ApiCollection
+    environment.ApiCollection = types.SimpleNamespace(load=lambda **kwargs: (None, _NoRequester()))
+    try:
+        world._execute_preamble()
+    finally:
+        environment.ApiCollection = collection
+    return world
+
+
+class _NoRequester:
+    def reset_request_count(self) -> None:
+        """There are none to count."""
+
+
+def preload() -> None:
+    """Import what agent code may import, and what that imports or reads later: after the restriction no file need be.
+
+    An interpreter that becomes another user may not be able to read the folder of its own library.
+    """
+    import encodings
+    import importlib
+    import pkgutil
+
+    from appworld.common import safety_guard
+
+    names = [f"encodings.{module.name}" for module in pkgutil.iter_modules(encodings.__path__)]
+    packages = ["collections.abc", "asyncio", "unittest.mock", "_strptime", "stringprep", "unicodedata", "zoneinfo"]
+    for name in [*sorted(safety_guard.ALLOWED_MODULE_NAMES), *packages, *names]:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    import pendulum
+
+    for name in pendulum.timezones if not callable(pendulum.timezones) else pendulum.timezones():
+        with contextlib.suppress(Exception):
+            pendulum.timezone(name)
+
+
+def rehearse(world) -> None:
+    """Run code of many kinds in a world that stands in, and forget it."""
+    namespace = dict(world.shell.user_ns)
+    for code in PREPARED_TEXTS:
+        world.execute(code)
+    world.shell.user_ns.clear()
+    world.shell.user_ns.update(namespace)
+    world.num_interactions = 0
+    world.environment_io.clear()
+
+
+def freeze_clock() -> None:
+    """Freeze the host's clock: in its children, which freeze it again to their own date, that costs nothing more."""
+    from datetime import datetime
+
+    from appworld.apps.api_lib import set_local_date_and_time
+
+    set_local_date_and_time(datetime(2023, 5, 18, 12, 0, 0))
+
+
+def skip_guard_for_harmless_code() -> None:
+    """Ask AppWorld's guard only where it could refuse: it parses the code three times, slowly.
+
+    The guard refuses imports of modules and calls of functions on a list. Code without any import statement in which
+    no identifier is the last part of a listed function's path cannot be refused.
+    """
+    from appworld.common import safety_guard
+
+    listed = {path.rpartition(".")[2] for path in safety_guard.DISALLOWED_FUNCTION_PATHS}
+    is_syntax_safe = safety_guard.SafetyGuard.is_syntax_safe
+
+    def quick(self, code: str) -> tuple[bool, str]:
+        with contextlib.suppress(Exception):
+            for node in ast.walk(ast.parse(code)):
+                name = getattr(node, "attr", None) or getattr(node, "id", None)
+                if isinstance(node, ast.Import | ast.ImportFrom) or name in listed:
+                    return is_syntax_safe(self, code)
+            return True, ""
+        return is_syntax_safe(self, code)
+
+    safety_guard.SafetyGuard.is_syntax_safe = quick

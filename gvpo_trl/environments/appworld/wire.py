@@ -1,0 +1,138 @@
+"""What the agent's interpreter and the world's process say to each other: standard library only, used on both sides.
+
+Values travel as JSON, never as pickle. A value that JSON has no form for is spelled out as `{"$tag": …}`; one that no
+tag fits is replaced by an object that has its type's name and its text, which is all that a request shows of it: an
+address takes the text, and a body refuses the value by the name of its type.
+"""
+
+import builtins
+import datetime
+import json
+import random
+
+MAX_CALL_BYTES = 16 * 1024 * 1024
+"""Longest message of an agent to its world."""
+RANDOM_WORDS = 625
+_PLAIN = (str, int, float, bool, type(None))
+_MOMENTS = {"datetime": datetime.datetime, "date": datetime.date, "time": datetime.time}
+_dumps, _loads = json.dumps, json.loads
+
+
+def encode(value):
+    """A value as what JSON can say."""
+    if type(value) in _PLAIN:
+        return value
+    if type(value) is list:
+        return [encode(entry) for entry in value]
+    if type(value) is dict:
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: encode(entry) for key, entry in value.items()}
+        return {"$dict": [[encode(key), encode(entry)] for key, entry in value.items()]}
+    if type(value) in (tuple, set, frozenset):
+        return {f"${type(value).__name__}": [encode(entry) for entry in value]}
+    if type(value) is bytes:
+        return {"$bytes": value.hex()}
+    return {"$object": _describe(value)}
+
+
+def _describe(value) -> dict:
+    described = {"module": type(value).__module__, "name": type(value).__qualname__, "text": str(value)}
+    for kind, moment in _MOMENTS.items():
+        if isinstance(value, moment):
+            return described | {"kind": kind, "iso": moment.isoformat(value)}
+    for plain in (str, int, float, list, dict):
+        if isinstance(value, plain):
+            return described | {"kind": plain.__name__, "value": encode(plain(value))}
+    return described
+
+
+def decode(value):
+    """What `encode` was given, or an object that a request cannot tell from it.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: not made by `encode`.
+    """
+    if isinstance(value, list):
+        return [decode(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((tag, inner),) = value.items()
+        if tag in _TAGS:
+            return _TAGS[tag](inner)
+    return {key: decode(entry) for key, entry in value.items()}
+
+
+def _object(described: dict):
+    text, kind = str(described["text"]), described.get("kind")
+    shown = {"__module__": str(described["module"]), "__str__": lambda self: text, "__repr__": lambda self: text}
+    if kind in _MOMENTS:
+        return type(str(described["name"]), (_MOMENTS[kind],), shown).fromisoformat(described["iso"])
+    if kind is not None:
+        bases = {"str": str, "int": int, "float": float, "list": list, "dict": dict}
+        return type(str(described["name"]), (bases[kind],), shown)(decode(described["value"]))
+    return type(str(described["name"]), (), shown)()
+
+
+_TAGS = {
+    "$dict": lambda pairs: {decode(key): decode(entry) for key, entry in pairs},
+    "$tuple": lambda entries: tuple(decode(entries)),
+    "$set": lambda entries: set(decode(entries)),
+    "$frozenset": lambda entries: frozenset(decode(entries)),
+    "$bytes": bytes.fromhex,
+    "$object": _object,
+}
+
+
+class Dice:
+    """Keeps the two processes' `random` one sequence, as code and APIs share one in AppWorld."""
+
+    def __init__(self) -> None:
+        self._known = random.getstate()
+
+    def news(self) -> list | None:
+        """The state to send, `None` when the other side has it."""
+        state = random.getstate()
+        if state == self._known:
+            return None
+        self._known = state
+        return [state[0], list(state[1]), state[2]]
+
+    def take(self, state) -> None:
+        """Take over the other side's state; what is none is passed over."""
+        try:
+            random.setstate((state[0], tuple(state[1]), state[2]))
+        except (TypeError, ValueError, IndexError, KeyError, OverflowError):
+            return
+        self._known = random.getstate()
+
+
+def describe_error(error: Exception) -> dict:
+    """An exception that a call raised, for the other side to raise."""
+    try:
+        arguments = encode(list(error.args))
+    except Exception:
+        arguments = None
+    return {
+        "module": type(error).__module__,
+        "name": type(error).__qualname__,
+        "text": str(error),
+        "arguments": arguments,
+    }
+
+
+def build_error(described: dict, modules: dict) -> Exception:
+    """An exception that prints as the described one; of its own class where that is at hand."""
+    module, name, text = described["module"], described["name"], described["text"]
+    known = vars(builtins) if module == "builtins" else vars(modules[module]) if module in modules else {}
+    base = known.get(name)
+    base = base if isinstance(base, type) and issubclass(base, Exception) else Exception
+    if described["arguments"] is not None and module == "builtins":
+        try:
+            error = base(*decode(described["arguments"]))
+            if type(error).__qualname__ == name and str(error) == text:
+                return error
+        except Exception:
+            pass
+    shown = {"__module__": module, "__str__": lambda self: text, "__init__": lambda self, text: None}
+    return type(name, (base,), shown)(text)
