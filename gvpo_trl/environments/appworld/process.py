@@ -279,9 +279,10 @@ class Child:
             if message is not None:
                 self.sock.settimeout(timeout_s)
                 channel.send(self.sock, message)
+            deadline = time.monotonic() + timeout_s
             if watched is not None:
                 watched.check_silent_until(self.sock, timeout_s)
-            reply = channel.receive(self.sock, timeout_s, limit)
+            reply = channel.receive(self.sock, max(0.0, deadline - time.monotonic()), limit)
         except channel.ChannelError:
             self.end()
             raise
