@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
 from gvpo_trl.config import GVPOConfig
-from gvpo_trl.data import check_chat, check_datasets, check_rows, failed_tokens
+from gvpo_trl.data import announcing, check_chat, check_datasets, check_rows, failed_tokens
 from gvpo_trl.generation.transformers import transformers_session
 from gvpo_trl.generation.vllm import vllm_session
 from gvpo_trl.metrics import expected_attempts, goal_completion, rollout_sums, shaping_sums
@@ -79,6 +79,7 @@ class GVPOTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         if eval_dataset is not None:
             self._check_eval_groups()
+        self.data_collator = announcing(self.data_collator, self.rollout_func)
         self._traces = TraceWriter(Path(args.output_dir) / FOLDER, rank=args.process_index)
 
     # The method
@@ -203,12 +204,11 @@ class GVPOTrainer(GRPOTrainer):
         ):
             yield model
 
-    def record_rollout(self, trajectories: list[Trajectory], generate_s, seconds, *, overlap_s, in_metrics) -> None:
-        """Keep what the rollout callback saw: traces, metrics for the next log, outcomes of an evaluation."""
+    def record_rollout(self, trajectories: list[Trajectory], times: dict[str, float], *, in_metrics: bool) -> None:
+        """Keep what the callback saw: traces, metrics (`times` are seconds by their use), an evaluation's outcomes."""
         if self.args.log_trajectories:
             self._traces.write(trajectories, step=self.state.global_step, mode=self._mode)
         if in_metrics:
-            times = {"generate": generate_s, "environment": seconds - generate_s, "overlap": overlap_s}
             sums = {f"rollout/{name}_seconds": (value, 1) for name, value in times.items()}
             self._add_metrics(rollout_sums(trajectories) | sums)
             if self._mode == "eval":

@@ -58,6 +58,25 @@ class MultiTurnRollout:
         self.observation_template = observation_template
         self.straggler_s = straggler_s
         self.overlap = overlap
+        self._announced: list[list[str]] = []
+        self._last: list[str] = []
+
+    def announce(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Hear which rows a later call will be for, so that their worlds open while the model does something else.
+
+        The trainer's data loader is one batch ahead of it. A batch that is repeated is announced again each time.
+        """
+        task_ids = [row["task_id"] for row in rows if row.get("task_id") is not None]
+        if task_ids and task_ids not in (self._last, *self._announced[-1:]):
+            self._announced.append(task_ids)
+            if len(self._announced) == 1:
+                self._prefetch()
+
+    def _prefetch(self) -> None:
+        """Have the worlds opened that the latest announcement needs; an environment need not be able to."""
+        prefetch = getattr(self.environments, "prefetch", None)
+        if prefetch is not None and self._announced:
+            prefetch(self._announced[-1])
 
     def budgets(self, args: Any, context_length: int | None) -> Budgets:
         """The limits of a trajectory under a trainer's arguments and its model's context length."""
@@ -85,7 +104,12 @@ class MultiTurnRollout:
         task_ids = [row.get("task_id") for row in trainer.rollout_rows]
         if None in task_ids:
             raise ValueError("The dataset has no column 'task_id'; make it with load_tasks, or add the column.")
-        return self._rows(self.attempt(task_ids, prompts, trainer), trainer)
+        self._last = task_ids
+        if task_ids in self._announced:
+            self._announced.remove(task_ids)
+        trajectories = self.attempt(task_ids, prompts, trainer)
+        self._prefetch()
+        return self._rows(trajectories, trainer)
 
     def attempt(
         self,
@@ -110,9 +134,10 @@ class MultiTurnRollout:
         with trainer.generation_session() as generate:
             trajectories = loop.run(task_ids, prompts, generate)
         seconds = time.perf_counter() - started
-        trainer.record_rollout(
-            trajectories, loop.clock.generate_s, seconds, overlap_s=loop.clock.overlap_s, in_metrics=in_metrics
-        )
+        clock = loop.clock
+        times = {"generate": clock.generate_s, "environment": seconds - clock.generate_s}
+        times |= {"overlap": clock.overlap_s, "reset_wait": clock.reset_wait_s}
+        trainer.record_rollout(trajectories, times, in_metrics=in_metrics)
         return trajectories
 
     def _rows(self, trajectories: list[Trajectory], trainer: Any) -> dict[str, Any]:

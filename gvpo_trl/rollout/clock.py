@@ -9,11 +9,11 @@ class Clock:
     """Collects spans of time; many threads may run one at once."""
 
     def __init__(self):
-        self._spans: dict[str, list[tuple[float, float]]] = {"generate": [], "environment": []}
+        self._spans: dict[str, list[tuple[float, float]]] = {"generate": [], "environment": [], "reset": []}
 
     @contextmanager
     def running(self, what: str) -> Iterator[None]:
-        """A span of `"generate"` or `"environment"`, from here to the end of the block."""
+        """A span of `"generate"`, `"environment"` or `"reset"`, from here to the end of the block."""
         started = time.perf_counter()
         try:
             yield
@@ -28,6 +28,11 @@ class Clock:
     def generate_s(self) -> float:
         """Seconds in which the model generated."""
         return _covered(self._spans["generate"])
+
+    @property
+    def reset_wait_s(self) -> float:
+        """Seconds in which at least one turn's code waited for its world to open."""
+        return _covered(self._spans["reset"])
 
     @property
     def overlap_s(self) -> float:

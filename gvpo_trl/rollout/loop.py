@@ -309,7 +309,8 @@ class RolloutLoop:
             return self.environment.open(task_id)
 
     def _step(self, opening: Future[Episode], code: str | None) -> StepResult:
-        episode = opening.result()
+        with self.clock.running("reset"):
+            episode = opening.result()
         if code is None:
             return StepResult(text=NO_CODE_OBSERVATION, failure=None)
         started = time.perf_counter()

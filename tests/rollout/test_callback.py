@@ -37,8 +37,8 @@ class Caller:
             for turn in self.script(requests)
         ]
 
-    def record_rollout(self, trajectories, generate_s, total_s, **_):
-        self.recorded.append((trajectories, generate_s, total_s))
+    def record_rollout(self, trajectories, times, *, in_metrics):
+        self.recorded.append((trajectories, times))
 
     def rows(self, environment=None, **kwargs):
         return MultiTurnRollout(environment or ToyEnvironment(), **kwargs)(self.prompts, self)
@@ -110,9 +110,10 @@ def test_rows_have_one_element_per_prompt_in_every_field(tmp_path):
 def test_the_trainer_hears_of_the_rollout_once(tmp_path):
     caller = Caller(tmp_path, [[FAILING, DONE]])
     rows = caller.rows()
-    ((trajectories, generate_s, total_s),) = caller.recorded
+    ((trajectories, times),) = caller.recorded
     assert trajectories == rows["trajectory"]
-    assert 0 <= generate_s <= total_s
+    assert times.keys() == {"generate", "environment", "overlap", "reset_wait"}
+    assert all(seconds >= 0 for seconds in times.values())
     assert caller.sessions == 1
 
 
@@ -154,3 +155,46 @@ def test_a_row_without_task_id_is_an_error_that_names_the_remedy(tmp_path):
     caller = Caller(tmp_path, [[DONE], [DONE]], task_ids=[{"task_id": "a"}, {}])
     with pytest.raises(ValueError, match=r"no column 'task_id'.*load_tasks"):
         caller.rows()
+
+
+class Prefetching(ToyEnvironment):
+    def __init__(self):
+        super().__init__()
+        self.prefetched = []
+
+    def prefetch(self, task_ids):
+        self.prefetched.append(list(task_ids))
+
+
+def test_the_batch_after_this_one_is_prefetched_when_this_one_is_rolled_out(tmp_path):
+    environment = Prefetching()
+    rollout = MultiTurnRollout(environment)
+    batches = [[{"task_id": f"{name}{row}"} for row in range(2)] for name in "abc"]
+    ids = [[row["task_id"] for row in batch] for batch in batches]
+
+    def roll(batch):
+        caller = Caller(tmp_path, [[DONE], [DONE]], task_ids=batch)
+        rollout(caller.prompts, caller)
+
+    rollout.announce(batches[0])
+    assert environment.prefetched == [ids[0]], "nothing runs yet"
+    rollout.announce(batches[1])
+    assert environment.prefetched == [ids[0]], "the first batch needs the places"
+    roll(batches[0])
+    assert environment.prefetched == ids[:2]
+    for _ in range(2):  # a buffer that is used again comes along again
+        rollout.announce(batches[1])
+    roll(batches[1])
+    assert environment.prefetched == ids[:2], "nothing is known of a batch after it"
+    rollout.announce(batches[1])
+    assert environment.prefetched == ids[:2]
+    rollout.announce(batches[2])
+    assert environment.prefetched == ids
+    roll(batches[2])
+
+
+def test_rows_without_tasks_and_environments_without_prefetch_are_passed_over():
+    MultiTurnRollout(ToyEnvironment()).announce([{"task_id": "a"}])
+    environment = Prefetching()
+    MultiTurnRollout(environment).announce([{"prompt": []}])
+    assert environment.prefetched == []
