@@ -181,7 +181,7 @@ def main() -> None:
     tokenizer = build_tokenizer(options.root / "data" / "api_docs" / "standard")
     tokenizer.add_tokens(["<tool_call>", "</tool_call>", '{"name": "execute", "arguments": {"code": "'])
     tokenizer.chat_template = TEMPLATE
-    rows = load_tasks("train", root=options.root, prompt="compact").select(range(options.tasks))
+    rows = load_tasks("train", root=options.root, prompt=options.prompt).select(range(options.tasks))
     rows = rows.map(lambda row: {"prompt": _numbered(row)})
     turns = Turns(options.root, rows["task_id"], tokenizer)
     batch = options.tasks * options.samples
@@ -191,6 +191,8 @@ def main() -> None:
     inputs = [dict(row) for row in rows for _ in range(options.samples)]
     result: dict[str, Any] = {"benchmark": "rollouts", "threads": torch.get_num_threads(), "trajectories": batch}
     result["turns"] = sum(turns.count[row["task_id"]] for row in inputs) / batch
+    lengths = [len(tokenizer.apply_chat_template(row["prompt"], return_dict=False)) for row in rows]
+    result["prompt_tokens"] = max(lengths)
     try:
         for name, delay_s in (("", 0.0), ("_slow_env", options.delay)):
             environments.delay_s = delay_s
@@ -207,6 +209,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, required=True, help="data root of the pocket tasks")
     parser.add_argument("--venv", type=Path, help="AppWorld's virtual environment, where it is not the default one")
+    parser.add_argument("--prompt", default="react", help="system prompt of load_tasks")
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--samples", type=int, default=8, help="trajectories of a task")
     parser.add_argument("--delay", type=float, default=0.2, help="seconds that a slow environment's step takes longer")

@@ -29,6 +29,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from gvpo_trl.generation.growing import GrowingLayer, growing_cache
 from gvpo_trl.generation.ranks import Ranks, needs_equal_forwards
 from gvpo_trl.rollout.chat import extract_code
 from gvpo_trl.rollout.types import Generate, Turn, TurnRequest
@@ -107,10 +108,10 @@ class TransformersGenerate:
         """Sample one turn per request; the batch runs to the longest budget and each turn is cut to its own."""
         known = [self._known(request) for request in requests]
         unread = [request for request, length in zip(requests, known, strict=True) if not length]
-        mixed = self._capacity > 0 and 0 < len(unread) < len(requests)
-        _, someone_reads = self._ranks.any(True, mixed)
-        if mixed:
-            self._read(unread)  # rows that begin now must not make the others read their history again
+        apart = self._reads_apart(requests, unread)
+        _, someone_reads = self._ranks.any(True, apart)
+        if apart:
+            self._read(unread)
             known = [self._known(request) for request in requests]
         elif someone_reads:
             self._idle_forward()
@@ -126,7 +127,7 @@ class TransformersGenerate:
             input_ids=ids,
             attention_mask=mask,
             generation_config=config,
-            cache=self._assemble(requests, longest - fresh, fresh) if self._capacity else None,
+            cache=self._assemble(requests, longest - fresh, fresh, config.max_new_tokens) if self._capacity else None,
             logits_processor=LogitsProcessorList([*self._warpers, recorder]),
             stopping_criteria=self._stopping(longest),
             synced_gpus=self._ranks.together,
@@ -198,13 +199,26 @@ class TransformersGenerate:
             return 0
         return length
 
+    def _reads_apart(self, requests: Sequence[TurnRequest], unread: Sequence[TurnRequest]) -> bool:
+        """Whether rows that begin now are read before the batch is sampled.
+
+        Else they would make the others read their history again, and a prompt that begins several trajectories, as
+        each of a group does, would be read for each of them.
+        """
+        distinct = {tuple(request.ids) for request in unread}
+        fits = sum(len(request.ids) for request in requests) <= self._capacity
+        return fits and (0 < len(unread) < len(requests) or len(distinct) < len(unread))
+
     def _read(self, requests: Sequence[TurnRequest]) -> None:
-        """Fill the cache with all but the last token of each request."""
-        longest = max(len(request.ids) for request in requests) - 1
+        """Fill the cache with all but the last token of each request; equal ones are read once and share it."""
+        beginning: dict[tuple[int, ...], list[int]] = {}
+        for request in requests:
+            beginning.setdefault(tuple(request.ids[:-1]), []).append(request.trajectory)
+        longest = max(map(len, beginning))
         if longest < 1:
             self._idle_forward()  # another rank may be reading
             return
-        ids, mask = self._pad([request.ids[:-1] for request in requests], longest)
+        ids, mask = self._pad([list(row) for row in beginning], longest)
         self.fed_tokens += ids.numel()
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
         output = self.model(
@@ -215,26 +229,29 @@ class TransformersGenerate:
             use_cache=True,
             logits_to_keep=1,
         )
-        for row, request in enumerate(requests):
-            self._store(request.trajectory, request.ids[:-1], output.cache, row, longest)
+        for row, (read, trajectories) in enumerate(beginning.items()):
+            self._store(trajectories, list(read), output.cache, row, longest)
 
-    def _assemble(self, requests: Sequence[TurnRequest], width: int, fresh: int) -> DynamicCache | None:
-        """The cache of the batch's first `width` positions: what stands before the last `fresh` tokens of each row."""
-        cache = DynamicCache()
+    def _assemble(self, requests: Sequence[TurnRequest], width: int, fresh: int, new: int) -> DynamicCache:
+        """The cache of the batch's first `width` positions: what stands before the last `fresh` tokens of each row.
+
+        It has room for those and for `new` sampled tokens.
+        """
+        cache = growing_cache(room=new)
         if not width:
             return cache
+        room = width + fresh + new
         lengths = [max(0, len(request.ids) - fresh) for request in requests]
         kept = [self._kept.get(request.trajectory) for request in requests]
         template = next(entry for entry in kept if entry is not None)
-        for number, (key, _) in enumerate(template.layers):
-            keys = key.new_zeros(len(requests), key.shape[0], width, key.shape[2])
-            values = template.layers[number][1]
-            values = values.new_zeros(len(requests), values.shape[0], width, values.shape[2])
+        for number, states in enumerate(template.layers):
+            whole = [part.new_zeros(len(requests), part.shape[0], room, part.shape[2]) for part in states]
             for row, (entry, length) in enumerate(zip(kept, lengths, strict=True)):
                 if length:
-                    keys[row, :, width - length :] = entry.layers[number][0][:, :length]
-                    values[row, :, width - length :] = entry.layers[number][1][:, :length]
-            cache.update(keys, values, number)
+                    for into, part in zip(whole, entry.layers[number], strict=True):
+                        into[row, :, width - length : width] = part[:, :length]
+            cache.layers.append(GrowingLayer(new))
+            cache.layers[-1].hold(*whole, width)
         return cache
 
     def _keep(self, requests: Sequence[TurnRequest], turns: list[Turn], cache: DynamicCache, longest: int) -> None:
@@ -242,15 +259,16 @@ class TransformersGenerate:
         for row, (request, turn) in enumerate(zip(requests, turns, strict=True)):
             end = min(longest + len(turn.ids), length)  # the last token of the longest turn was never fed
             ids = (request.ids + turn.ids)[: len(request.ids) + end - longest]
-            self._store(request.trajectory, ids, cache, row, end)
+            self._store([request.trajectory], ids, cache, row, end)
 
-    def _store(self, trajectory: int, ids: list[int], cache: DynamicCache, row: int, end: int) -> None:
+    def _store(self, trajectories: Sequence[int], ids: list[int], cache: DynamicCache, row: int, end: int) -> None:
         layers = [
             (layer.keys[row, :, end - len(ids) : end].clone(), layer.values[row, :, end - len(ids) : end].clone())
             for layer in cache.layers
         ]
-        self._kept[trajectory] = _Kept(ids, layers)
-        self._kept.move_to_end(trajectory)
+        for trajectory in trajectories:
+            self._kept[trajectory] = _Kept(ids, layers)
+            self._kept.move_to_end(trajectory)
         while sum(len(kept.ids) for kept in self._kept.values()) > self._capacity:
             self._kept.popitem(last=False)
 

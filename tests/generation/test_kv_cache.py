@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from transformers import (
+    DynamicCache,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GenerationConfig,
@@ -16,6 +17,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
+from gvpo_trl.generation.growing import growing_cache
 from gvpo_trl.generation.transformers import TransformersGenerate, can_keep_cache
 from gvpo_trl.rollout.types import TurnRequest
 from tests.support.tiny import tiny_model, tiny_tokenizer
@@ -97,6 +99,34 @@ def test_a_bounded_cache_forgets_and_stays_right(capacity):
     plain, kept = (_generator(model, tokens, do_sample=False) for tokens in (0, capacity))
     for _ in _conversation(model, plain, kept):
         assert sum(len(entry.ids) for entry in kept._kept.values()) <= capacity
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma3-sliding"])
+def test_a_prompt_of_a_whole_group_is_read_once(name):
+    model = _model(name)
+    plain, kept = (_generator(model, tokens, do_sample=False) for tokens in (0, 10_000))
+    prompts = [list(range(5, 35))] * 4 + [list(range(40, 60))] * 4
+    requests = [TurnRequest(trajectory=row, ids=ids, max_new_tokens=6) for row, ids in enumerate(prompts)]
+    expected, turns = plain(requests), kept(requests)
+    assert [turn.ids for turn in turns] == [turn.ids for turn in expected]
+    assert kept.fed_tokens == 2 * 29 + 8  # two prompts but for their last tokens, and those of all rows
+    histories = [
+        request.ids + turn.ids + [row + 5] for row, (request, turn) in enumerate(zip(requests, turns, strict=True))
+    ]
+    requests = [TurnRequest(trajectory=row, ids=ids, max_new_tokens=6) for row, ids in enumerate(histories)]
+    assert [turn.ids for turn in kept(requests)] == [turn.ids for turn in plain(requests)]
+
+
+@pytest.mark.parametrize("room", [0, 1, 5, 100])
+def test_a_growing_cache_holds_what_transformers_cache_holds(room):
+    draw = torch.Generator().manual_seed(0)
+    theirs, ours = DynamicCache(), growing_cache(room)
+    for new in (7, 1, 1, 3, 1):
+        for layer in range(2):
+            states = [torch.randn(3, 2, new, 4, generator=draw) for _ in range(2)]
+            for want, got in zip(theirs.update(*states, layer), ours.update(*states, layer), strict=True):
+                assert torch.equal(want, got)
+    assert ours.get_seq_length() == 13
 
 
 def test_a_trajectory_that_began_again_is_read_anew():
