@@ -35,12 +35,13 @@ def random_qwen2(vocab_size: int, *, layers: int, hidden: int, heads: int, inter
 def interleaved(ways: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Seconds of each way in each repeat, and what it returned last.
 
-    The ways take turns, the order changing each time, so that a machine that slows down slows all of them.
+    The ways take turns, another one beginning each time, so that a machine that slows down slows all of them.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     returned: dict[str, Any] = {}
     for repeat in range(repeats):
-        for name in list(ways) if repeat % 2 == 0 else reversed(ways):
+        first = repeat % len(ways)
+        for name in [*ways][first:] + [*ways][:first]:
             started = time.perf_counter()
             returned[name] = ways[name]()
             seconds[name].append(time.perf_counter() - started)

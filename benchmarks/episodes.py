@@ -1,0 +1,222 @@
+"""Episodes against AppWorld's HTTP servers: `python -m benchmarks.episodes --root DIR` (`gvpo-trl appworld pocket`).
+
+Three ways play the same episodes with the same number of runners: our processes in both isolation modes, and one
+`appworld serve environment` a runner, kept for the whole run as Apple's LOOP does: initialize, execute, evaluate, then
+the next task on the same server. An episode is a task's reference solution in about four executions and its unit
+tests. All ways must see the same texts and the same test results, or the benchmark fails.
+"""
+
+import argparse
+import ast
+import contextlib
+import functools
+import http.client
+import itertools
+import json
+import os
+import queue
+import statistics
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import finish, interleaved, ratio
+from gvpo_trl.environments.appworld import AppWorldEnvironments
+from tests.environments.http_servers import HttpServers
+
+EXECUTIONS = 4
+"""In which a solution is run, where it has as many statements."""
+CLOCK = "time.clock_gettime(time.CLOCK_MONOTONIC)"
+"""Of the clocks that agent code can read the one that AppWorld does not freeze."""
+TIMED_STEP = f"import time\nstarted = {CLOCK}\napis.supervisor.show_profile()\nprint({CLOCK} - started)"
+TIMED_STEPS = 50
+
+Script = tuple[str, tuple[str, ...]]
+"""A task and the code of its steps."""
+Seen = tuple[list[str], list[str], list[str]]
+"""Texts of the steps, requirements of the tests that passed and of those that failed."""
+
+
+class Ours:
+    """Our processes in one isolation mode."""
+
+    def __init__(self, options: argparse.Namespace, isolation: str, max_episodes: int):
+        self.environments = AppWorldEnvironments(
+            options.root, venv=options.venv, max_episodes=max_episodes, isolation=isolation
+        )
+        self.resets: list[float] = []
+        self.evaluations: list[float] = []
+
+    def play(self, script: Script) -> Seen:
+        """One episode from its opening to its end."""
+        task_id, codes = script
+        with self.environments.open(task_id) as episode:
+            texts = [episode.step(code).text for code in codes]
+            score = episode.score()
+        self.resets.append(episode.reset.seconds)
+        self.evaluations.append(score.seconds)
+        return texts, sorted(score.passed), sorted(score.failed)
+
+
+class Http:
+    """AppWorld's servers: each runner takes one, asks over one connection, and hands it on."""
+
+    def __init__(self, servers: HttpServers):
+        self._numbers = itertools.count(1)
+        self.free: queue.Queue[http.client.HTTPConnection] = queue.Queue()
+        for url in servers.urls:
+            self.free.put(http.client.HTTPConnection(url.removeprefix("http://"), timeout=120))
+
+    def play(self, script: Script) -> Seen:
+        """One episode from its opening to its end."""
+        task_id, codes = script
+        server = self.free.get()
+        try:
+            self._ask(server, "initialize", task_id=task_id, experiment_name=f"benchmark-{next(self._numbers)}")
+            texts = [self._ask(server, "execute", task_id=task_id, code=code) for code in codes]
+            report = self._ask(server, "evaluate", task_id=task_id, suppress_errors=True)
+        finally:
+            self.free.put(server)
+        passed, failed = ([test["requirement"] for test in report[name]] for name in ("passes", "failures"))
+        return texts, sorted(passed), sorted(failed)
+
+    @staticmethod
+    def _ask(server: http.client.HTTPConnection, what: str, **body: Any) -> Any:
+        server.request("POST", f"/{what}", json.dumps(body), {"Content-Type": "application/json"})
+        response = server.getresponse()
+        answer = response.read()
+        assert response.status == 200, f"{what} of {body['task_id']}: status {response.status}"
+        return json.loads(answer)["output"]
+
+    def let_go(self) -> None:
+        """Close the connections, which the servers do after some idle seconds; they open again by themselves."""
+        for _ in range(self.free.qsize()):
+            server = self.free.get()
+            server.close()
+            self.free.put(server)
+
+
+def main() -> None:
+    options = _options()
+    scripts = _scripts(options)
+    result: dict[str, Any] = {"benchmark": "episodes", "runners": options.runners, "cores": os.cpu_count()}
+    result |= {"episodes": len(scripts), "executions": sum(len(codes) for _, codes in scripts) / len(scripts)}
+    result |= _measure_speed(options, scripts)
+    result |= _measure_live(options, scripts)
+    finish(result)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, required=True, help="data root of the pocket tasks")
+    parser.add_argument("--venv", type=Path, help="AppWorld's virtual environment, where it is not the default one")
+    parser.add_argument("--runners", type=int, default=2, help="episodes at a time, and HTTP servers")
+    parser.add_argument("--episodes", type=int, default=16, help="episodes of each way in each repeat")
+    parser.add_argument("--repeats", type=int, default=6, help="a multiple of three lets each way begin equally often")
+    parser.add_argument("--live", type=int, default=64, help="episodes that are open at a time to measure the memory")
+    return parser.parse_args()
+
+
+def _scripts(options: argparse.Namespace) -> list[Script]:
+    task_ids = (options.root / "data" / "datasets" / "train.txt").read_text().split()
+    spread = [task_ids[number * len(task_ids) // options.episodes] for number in range(options.episodes)]
+    return [(task_id, _codes(options.root, task_id)) for task_id in spread]
+
+
+def _codes(root: Path, task_id: str) -> tuple[str, ...]:
+    """A solution's statements in `EXECUTIONS` groups of about one length."""
+    source = (root / "data" / "tasks" / task_id / "ground_truth" / "solution.py").read_text()
+    statements = [ast.unparse(statement) for statement in ast.parse(source).body[0].body]
+    groups = min(EXECUTIONS, len(statements))
+    bounds = [number * len(statements) // groups for number in range(groups + 1)]
+    return tuple("\n".join(statements[start:end]) for start, end in itertools.pairwise(bounds))
+
+
+def _measure_speed(options: argparse.Namespace, scripts: list[Script]) -> dict[str, Any]:
+    with contextlib.ExitStack() as stack:
+        ours = Ours(options, "split", options.runners)
+        process = Ours(options, "process", options.runners)
+        for side in (ours, process):
+            stack.enter_context(side.environments).start()
+        http_side = Http(stack.enter_context(HttpServers(options.root, options.runners, options.venv)))
+        pool = stack.enter_context(ThreadPoolExecutor(options.runners))
+        seen: list[tuple[str, list[Seen]]] = []
+
+        def run(name: str, play: Callable[[Script], Seen]) -> None:
+            seen.append((name, list(pool.map(play, scripts))))
+            http_side.let_go()
+
+        plays = {"ours": ours.play, "process": process.play, "http": http_side.play}
+        ways = {name: functools.partial(run, name, play) for name, play in plays.items()}
+        interleaved(ways, 1)  # caches get warm
+        ours.resets.clear()
+        ours.evaluations.clear()
+        seconds, _ = interleaved(ways, options.repeats)
+        _check(scripts, seen)
+        overhead = _step_overhead(ours.environments, scripts[0][0])
+    result = {f"{name}_episodes_per_s": len(scripts) / statistics.median(times) for name, times in seconds.items()}
+    return result | {
+        "ratio": ratio(seconds["http"], seconds["ours"]),
+        "process_ratio": ratio(seconds["http"], seconds["process"]),
+        "reset_ms": 1000 * statistics.median(ours.resets),
+        "step_overhead_ms": 1000 * overhead,
+        "evaluate_ms": 1000 * statistics.median(ours.evaluations),
+    }
+
+
+def _check(scripts: list[Script], seen: list[tuple[str, list[Seen]]]) -> None:
+    """All ways did the same work, and it was work: the solutions pass."""
+    for number, (task_id, _) in enumerate(scripts):
+        texts, passed, failed = expected = seen[-1][1][number]
+        assert passed and not failed, f"{task_id}: the solution fails {failed}: {texts}"
+        for name, results in seen:
+            assert results[number] == expected, f"{task_id}: {name} gives {results[number]}, not {expected}"
+
+
+def _step_overhead(environments: AppWorldEnvironments, task_id: str) -> float:
+    """Median seconds that a step takes beyond what its code measures of itself."""
+    with environments.open(task_id) as episode:
+        steps = [episode.step(TIMED_STEP) for _ in range(TIMED_STEPS)]
+    return statistics.median(step.seconds - float(step.text) for step in steps)
+
+
+def _measure_live(options: argparse.Namespace, scripts: list[Script]) -> dict[str, Any]:
+    """Memory of all our processes but this one while many episodes are open and have made a step."""
+    ours = Ours(options, "split", options.live)
+    with ours.environments as environments, contextlib.ExitStack() as stack:
+        environments.start()
+
+        def begin(script: Script) -> Any:
+            episode = environments.open(script[0])
+            step = episode.step(script[1][0])
+            assert step.failure is None, f"{script[0]}: {step.text}"
+            return episode
+
+        with ThreadPoolExecutor(options.runners) as pool:
+            for episode in pool.map(begin, itertools.islice(itertools.cycle(scripts), options.live)):
+                stack.callback(episode.close)
+        return {"live_episodes": options.live, "rss_mb": sum(map(_kilobytes, _descendants(os.getpid()))) / 1024}
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (thread / "children").read_text().split()):
+            yield child
+            yield from _descendants(child)
+
+
+def _kilobytes(pid: int) -> int:
+    """Proportional set size: a page that n processes share counts for one n-th in each.
+
+    Who is not root cannot read it of a process that is not dumpable; its resident set is then counted in full.
+    """
+    for name, field in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):
+        with contextlib.suppress(PermissionError):
+            lines = Path(f"/proc/{pid}/{name}").read_text().splitlines()
+            return sum(int(line.split()[1]) for line in lines if line.startswith(field))
+    raise PermissionError(f"the memory of process {pid} cannot be read")
+
+
+if __name__ == "__main__":
+    main()
