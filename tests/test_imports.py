@@ -30,13 +30,25 @@ INNER = (
 )
 """The circle that knows no library: its modules import the standard library and each other."""
 
-HOST_SIDE = ("host*", "evaluator*", "agent*", "pocket*", "forkserver", "verdicts", "interpreter", "wire", "world")
+HOST_SIDE = (
+    "host*",
+    "evaluator*",
+    "agent*",
+    "pocket*",
+    "forkserver",
+    "sandbox",
+    "verdicts",
+    "interpreter",
+    "wire",
+    "world*",
+)
 """Modules that run in AppWorld's environment, by their stem: they never import this package."""
 
 HOST_LIBRARIES = {"appworld", "freezegun", "IPython", "sqlmodel", "sqlalchemy", "fastapi", "starlette", "libcst"} | {
     "pydantic",
     "traitlets",
     "pendulum",
+    "anyio",
     "pytest",
 }
 """AppWorld and what it brings along."""

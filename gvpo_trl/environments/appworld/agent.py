@@ -152,7 +152,7 @@ class Calls:
         """The world's answer: a response's `status` and `text` and the requests that were `tracked`, or an `error`."""
         number = next(self._numbers)
         try:
-            message = {"id": number, "app": wire.encode(app), "api": wire.encode(api)}
+            message = {"id": number, "app": app, "api": api}
             payload = _dumps(message | {"arguments": wire.encode(arguments), "random": self._dice.news()}).encode()
         except RecursionError:
             raise ValueError("Circular reference detected") from None
@@ -208,7 +208,7 @@ def collect_apis(names: dict[str, list[str]], calls: Calls) -> tuple:
     """AppWorld's collection of APIs, each of which calls the world, and the requester behind them."""
     from appworld.collections import apis
 
-    requester = make_requester(calls)
+    requester = make_requester(names, calls)
     collection = apis.ApiCollection(error_message="No app named '{key}' found.")
     for app in names:
         collection[app] = apis.CustomErrorMessageMunch.build("No API named '{key}' found in the " + app + " app.")
@@ -218,7 +218,7 @@ def collect_apis(names: dict[str, list[str]], calls: Calls) -> tuple:
     return collection, requester
 
 
-def make_requester(calls: Calls):
+def make_requester(names: dict[str, list[str]], calls: Calls):
     """AppWorld's requester with everything but `request` shut, and that one going over the socket."""
     from appworld.requester import CustomResponse, Requester, RequestTracker
 
@@ -237,8 +237,12 @@ def make_requester(calls: Calls):
             self.request_tracker = RequestTracker(max_num_requests=None)
 
         def _request(self, _app_name, _api_name, client=None, raise_on_failure=None, track=True, **data):
-            reply = calls(_app_name, _api_name, copy.deepcopy(data))
-            self.request_tracker.requests += reply.get("tracked", [])
+            if not isinstance(_app_name, str) or _app_name not in names:
+                raise Exception(f"No app named '{_app_name}' found.")
+            if not isinstance(_api_name, str) or len(_api_name) > 100:
+                raise Exception(f"No API named '{_api_name}' found in the {_app_name} app.")
+            reply = calls(str(_app_name), str(_api_name), copy.deepcopy(data))
+            self.request_tracker.requests += wire.decode(reply.get("tracked", []))
             if "error" in reply:
                 raise wire.build_error(reply["error"], sys.modules)
             response = Response(status_code=reply["status"], text=reply["text"])

@@ -1,6 +1,7 @@
 """Episodes as the trainer sees them, in both isolation modes: blocking calls with deadlines that this side keeps."""
 
 import dataclasses
+import logging
 import os
 import secrets
 import shutil
@@ -17,6 +18,8 @@ from gvpo_trl.failures import FailureKind
 
 if TYPE_CHECKING:
     from gvpo_trl.environments.appworld.client import AppWorldEnvironments
+
+_log = logging.getLogger(__name__)
 
 KILL_AFTER_S = 1.0
 """How long a step may outlive its deadline before its process is killed."""
@@ -112,14 +115,24 @@ class AppWorldEpisode:
 
     def _evaluate(self) -> dict[str, tuple[str, ...]]:
         try:
-            child = Child(self._environments._hosts, {"kind": "evaluation", **self._names})
-            try:
-                reply = child.call(None, self._environments.evaluate_timeout_s)
-            finally:
-                child.end(quiet=True)
-            return {name: tuple(str(text) for text in reply[name]) for name in ("passed", "failed")}
+            reply = self._run_evaluation(untouched=False)
+            if "unreplayable" not in reply:
+                return {name: tuple(str(text) for text in reply[name]) for name in ("passed", "failed")}
+            # If the task's own state can be evaluated, the tests are right and this state breaks them all.
+            other = self._run_evaluation(untouched=True)
+            tests = tuple(str(text) for text in [*other["passed"], *other["failed"]])
+            _log.warning("no test can run on the final state of task %s: %s", self.task_id, reply["unreplayable"])
+            return {"passed": (), "failed": tests}
         except (channel.ChannelError, EpisodeFault, KeyError, TypeError) as error:
             raise EvaluatorFault(f"the evaluation of task {self.task_id} failed: {error}") from error
+
+    def _run_evaluation(self, *, untouched: bool) -> dict:
+        request = {"kind": "evaluation", "untouched": untouched, **self._names}
+        child = Child(self._environments._hosts, request)
+        try:
+            return child.call(None, self._environments.evaluate_timeout_s)
+        finally:
+            child.end(quiet=True)
 
     def close(self) -> None:
         """End the episode's processes and delete what it saved; idempotent, safe after a fault."""
@@ -149,6 +162,8 @@ class AppWorldEpisode:
         `ours` are the exit statuses by which the process says that our code failed and not the agent's.
         """
         status = child.status
+        if child.killed:
+            return self._ended(FailureKind.EXITED, "Execution failed. The interpreter closed its connection.")
         if status is not None and os.WIFEXITED(status):
             code = os.WEXITSTATUS(status)
             if code not in ours:

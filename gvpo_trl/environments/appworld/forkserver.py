@@ -23,7 +23,9 @@ import channel  # the caller puts the sibling module there; see `host.py`
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PF_EXITING = 4
 _libc = ctypes.CDLL(None, use_errno=True)
+_exit = os._exit
 
 
 def die_with_parent(parent: int) -> None:
@@ -100,7 +102,8 @@ class _Server:
         if message["op"] == "spawn":
             reply = self.spawn(message, fds)
         elif message["op"] == "reap":
-            reply = {"ok": True, "status": self.kill(message["child"])}
+            status, killed = self.kill(message["child"])
+            reply = {"ok": True, "status": status, "killed": killed}
         else:
             reply = {"ok": False, "error": f"unknown request {message['op']!r}"}
         channel.send_control(self.control, reply | {"id": message["id"]})
@@ -126,22 +129,29 @@ class _Server:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self.children[message["kind"]](*(socket.socket(fileno=fd) for fd in fds), message)
         except BaseException:
-            traceback.print_exc()
-            os._exit(70)
-        os._exit(0)
+            try:
+                traceback.print_exc()
+            finally:  # agent code may have broken what prints
+                _exit(70)
+        _exit(0)
 
-    def kill(self, request_id: int) -> int | None:
-        """End a child and all that it started; its wait status, or `None` when the id is unknown."""
+    def kill(self, request_id: int) -> tuple[int | None, bool]:
+        """End a child and all that it started.
+
+        Its wait status, `None` when the id is unknown; and whether it lived until it was killed here. One that was on
+        its way out did not, though its sockets are closed a little before it can be waited for.
+        """
         pid = self.pids.pop(request_id, None)
         if pid is None:
-            return self.statuses.pop(request_id, None)
+            return self.statuses.pop(request_id, None), False
         done, status = os.waitpid(pid, os.WNOHANG)
+        lived = not done and not _is_exiting(pid)
         if not done:
             _kill_group(pid)
             _, status = os.waitpid(pid, 0)
         _kill_group(pid)
         self.kill_strays()
-        return status
+        return status, lived
 
     def collect(self) -> None:
         """Reap the children that ended by themselves."""
@@ -160,6 +170,12 @@ class _Server:
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
+
+
+def _is_exiting(pid: int) -> bool:
+    """Whether the kernel has begun to end the process; it sets this flag before it closes the process's files."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return bool(int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING)
 
 
 def _children(parent: int) -> list[int]:

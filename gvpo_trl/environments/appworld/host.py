@@ -38,6 +38,8 @@ _load_sibling("host_rehearsal")
 _load_sibling("interpreter")
 host_patches = _load_sibling("host_patches")
 _load_sibling("wire")
+_load_sibling("world_routes")
+world_client = _load_sibling("world_client")
 world_process = _load_sibling("world")
 
 CONFIG = json.loads(os.environ.pop("GVPO_HOST"))
@@ -148,6 +150,7 @@ def serve_world(trainer: socket.socket, agent: socket.socket, request: dict) -> 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if PREPARED:
         PREPARED.for_episode()
+        world_client.call_without_threads()
     try:
         world = world_process.World(open_world(request["task_id"], request["experiment"]), APIS, bool(PREPARED))
         channel.send(agent, world.hello())
@@ -165,7 +168,8 @@ def serve_evaluation(sock: socket.socket, request: dict) -> None:
     """The life of one child that evaluates: answer and end."""
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     try:
-        reply = evaluator.evaluate(request["task_id"], request["experiment"])
+        evaluate = evaluator.evaluate_untouched if request["untouched"] else evaluator.evaluate
+        reply = evaluate(request["task_id"], request["experiment"])
     except Exception as error:
         reply = {"fault": f"{type(error).__name__}: {error}"}
     channel.send(sock, reply)
@@ -221,8 +225,14 @@ class Episode:
             self.save()
         self.world.requester.reset_request_count()
 
+    def restore_folders(self) -> None:
+        """Make the output's folders again that agent code may have deleted."""
+        for name in ("dbs", "logs", "misc", "checkpoints", "version"):
+            os.makedirs(os.path.join(self.world.output_directory, name), exist_ok=True)
+
     def save(self) -> None:
         """Write the state and the logs, as `execute` does at its end."""
+        self.restore_folders()
         self.world._save_state(self.world.output_db_home_path_on_disk)
         self.world.save_logs()
 
@@ -240,6 +250,7 @@ class Episode:
         """The last word: everything that evaluation needs is on disk."""
         if PREPARED:
             try:
+                self.restore_folders()
                 self.world.save_all()
             except Exception as error:
                 return {"fault": f"cannot save the world: {type(error).__name__}: {error}"}

@@ -113,9 +113,13 @@ class HostProcess:
             raise
         return sequence, ours
 
-    def reap(self, child: int) -> int | None:
-        """End a child and what it started; its wait status, or `None` when there is no such child any more."""
-        return self._ask({"op": "reap", "child": child})[0]["status"]
+    def reap(self, child: int) -> tuple[int | None, bool]:
+        """End a child and what it started.
+
+        Its wait status, `None` when there is no such child any more; and whether it lived until then.
+        """
+        reply, _ = self._ask({"op": "reap", "child": child})
+        return reply["status"], reply["killed"]
 
     def _ask(self, message: dict, fds: tuple[int, ...] = ()) -> tuple[dict, int]:
         with self._lock:
@@ -253,6 +257,8 @@ class Child:
         self.host: HostProcess = keeper.get()
         self.alive = True
         self.status: int | None = None
+        self.killed = False
+        """Whether it lived until it was ended from here."""
         try:
             self.id, self.sock = self.host.spawn(request, peer)
         except EnvironmentFault as error:
@@ -324,7 +330,7 @@ class Child:
         self.alive = False
         self.sock.close()
         try:
-            self.status = self.host.reap(self.id)
+            self.status, self.killed = self.host.reap(self.id)
         except EnvironmentFault as error:
             self._report(error)
             if not quiet:

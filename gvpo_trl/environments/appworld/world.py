@@ -11,9 +11,15 @@ import struct
 
 import channel  # the caller puts the sibling modules there; see `host.py`
 import host_patches
+import verdicts
 import wire
+import world_routes
 
 _LENGTH = struct.Struct(">I")
+MAX_NAME = 200
+"""Characters that the names of an app and an API have together at most."""
+MAX_CALLS = 10
+"""How many times as many messages as AppWorld allows calls a step may send; AppWorld does not count all of them."""
 _REFUSED = '{"message": "This API is not for agents."}'
 
 
@@ -37,7 +43,10 @@ class World:
 
     def __init__(self, world, apis: dict[str, list[str]], fast: bool) -> None:
         self.world, self.apis, self.fast = world, apis, fast
-        self.callable = {(app, api) for app, names in apis.items() if app != "admin" for api in names}
+        public = {app: names for app, names in apis.items() if app != "admin"}
+        self.callable = {(app, api) for app, names in public.items() for api in names}
+        world_routes.guard_routes(world.requester.client, public)
+        self.asked = 0
         self.dice = wire.Dice()
         self.calls: list[str] = []
         self.incoming, self.outgoing = bytearray(), bytearray()
@@ -92,54 +101,67 @@ class World:
             return True
         except OSError:
             return False
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as error:
-            self.misuse = f"a message to the world that no call makes: {type(error).__name__}: {error}"[:500]
+        except Misuse as error:
+            self.misuse = str(error)
             return False
 
-    def _next_call(self) -> dict | None:
+    def _next_call(self) -> bytes | None:
         if len(self.incoming) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self.incoming)
         if length > wire.MAX_CALL_BYTES:
-            raise ValueError(f"it announces {length} bytes")
+            raise Misuse(f"a call of {length} bytes")
         end = _LENGTH.size + length
         if len(self.incoming) < end:
             return None
         if len(self.incoming) > end:
-            raise ValueError("a second call before the first was answered")
-        call = json.loads(self.incoming[_LENGTH.size : end])
+            raise Misuse("a second call before the first was answered")
+        payload = bytes(self.incoming[_LENGTH.size : end])
         self.incoming.clear()
-        return call
+        return payload
 
-    def call(self, call: dict) -> dict:
+    def call(self, payload: bytes) -> dict:
         """Make one API call for the agent.
 
         Raises:
-            ValueError, TypeError, KeyError, AttributeError: the message is none that `agent.Calls` sends.
+            Misuse: the message is none that `agent.Calls` sends.
         """
-        app, api, arguments = (wire.decode(call[name]) for name in ("app", "api", "arguments"))
-        number = int(call["id"])
-        if not isinstance(arguments, dict) or not all(isinstance(name, str) for name in arguments):
-            raise TypeError("arguments are no object")
+        try:
+            call = json.loads(payload)
+            number, app, api = call["id"], call["app"], call["api"]
+            arguments, state = wire.decode(call["arguments"]), call["random"]
+        except Exception as error:
+            raise Misuse(f"a message that is no call ({type(error).__name__})") from error
+        if type(number) is not int or type(app) is not str or type(api) is not str or type(arguments) is not dict:
+            raise Misuse("a call whose number, names or arguments are none")
+        if len(app) + len(api) > MAX_NAME or not all(type(name) is str for name in arguments):
+            raise Misuse("a call whose names are none")
+        self.asked += 1
+        if self.asked > MAX_CALLS * self.world.max_api_calls_per_interaction:
+            raise Misuse(f"{self.asked} calls in a step")
         if not self.stepping:
             return {"id": number, "status": 403, "text": _REFUSED}
-        if call.get("random"):
-            self.dice.take(call["random"])
+        if state is not None:
+            self.dice.take(state)
         self.calls.append(f"{app}.{api}")
-        requester = self.world.requester
-        tracker, count = requester.request_tracker, len(requester.request_tracker.requests)
-        reply = {"id": number}
         if self.refuses(app, api):
-            return reply | {"status": 403, "text": _REFUSED}
+            return {"id": number, "status": 403, "text": _REFUSED}
+        return {"id": number} | self._request(app, api, arguments) | {"random": self.dice.news()}
+
+    def _request(self, app: str, api: str, arguments: dict) -> dict:
+        """What AppWorld's requester makes of a call, and what it keeps of it for the log."""
+        requests = self.world.requester.request_tracker.requests
+        count = len(requests)
         # These name what a request goes through, and no parameter of an API.
         arguments = {name: value for name, value in arguments.items() if name not in _NOT_ARGUMENTS}
         try:
-            response = requester._request(app, api, raise_on_failure=False, **arguments)
-            reply |= {"status": response.status_code, "text": response.text}
+            response = self.world.requester._request(app, api, raise_on_failure=False, **arguments)
+            reply = {"status": response.status_code, "text": response.text}
         except Exception as error:
-            reply["error"] = wire.describe_error(error)
-        new = tracker.requests[count:]
-        return reply | {"tracked": [wire.encode(request) for request in new], "random": self.dice.news()}
+            reply = {"error": wire.describe_error(error)}
+        for index in range(count, len(requests)):
+            requests[index] = _loggable(requests[index])
+        return reply | {"tracked": [wire.encode(request) for request in requests[count:]]}
 
     def refuses(self, app, api) -> bool:
         """Whether the API exists and is not for agents."""
@@ -154,13 +176,14 @@ class World:
         requester = self.world.requester
         if message["op"] == "begin":
             requester.reset_request_count()
-            self.calls = []
+            self.calls, self.asked = [], 0
             self.stepping = self.world.num_interactions < self.world.max_interactions
             return None
         if message["op"] == "end":
             self.stepping = False
             requester.reset_request_count()
-            self.world.environment_io.append(message["logged"])
+            logged = {name: verdicts.printable(str(message["logged"][name])) for name in ("input", "output")}
+            self.world.environment_io.append(logged)
             self.world.num_interactions += bool(message["counted"] or self.calls)
             try:
                 if not self.fast and message["counted"]:
@@ -182,8 +205,28 @@ class World:
         if changes is None or changes != self.seen_changes:
             # What asks costs an API call, so it is asked only when the answer may have changed.
             self.seen_changes = changes
-            self.was_completed = bool(self.world.task_completed())
+            try:
+                self.was_completed = bool(self.world.task_completed())
+            except Exception:
+                # An answer that AppWorld takes and cannot show, such as NaN: it was declared all the same.
+                self.was_completed = self.was_completed or "supervisor.complete_task" in self.calls
         return self.was_completed
+
+
+class Misuse(Exception):
+    """The interpreter sent what no call of an API makes: only code that goes behind it does."""
+
+
+def _loggable(request: dict) -> dict:
+    """A request as the log can hold it: one that cannot be written must not cost the episode its state."""
+    from fastapi.encoders import jsonable_encoder
+
+    try:
+        json.dumps(jsonable_encoder(request)).encode()
+        return request
+    except Exception:
+        data = verdicts.printable(repr(request["data"]))[:1000]
+        return {"method": request["method"], "url": verdicts.printable(str(request["url"])), "data": data}
 
 
 _NOT_ARGUMENTS = ("client", "raise_on_failure", "track", "_app_name", "_api_name")
