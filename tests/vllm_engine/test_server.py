@@ -4,6 +4,7 @@ The weight sync is a stub: TRL sends weights over NCCL, which needs a GPU. The t
 its weights stay those that the server loaded.
 """
 
+import json
 import os
 import signal
 import socket
@@ -23,6 +24,8 @@ from tests.support.training import make_trainer
 from tests.vllm_engine.conftest import CONTEXT
 
 pytestmark = pytest.mark.vllm
+
+ROOT = Path(__file__).parents[2]
 
 START_S = 300
 """How long the server may take to start."""
@@ -117,3 +120,23 @@ def test_every_request_has_its_own_budget_and_a_refused_one_fails_alone(trainer)
     assert [len(turn.ids) <= budget for turn, budget in zip(results[:2], (3, 8), strict=True)] == [True, True]
     assert all(len(turn.ids) == len(turn.logprobs) for turn in results[:2])
     assert isinstance(results[2], GenerationFault)
+
+
+def test_ranks_with_different_numbers_of_live_rows_get_their_own_turns(tmp_path, model_folder, server):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, str(ROOT / "tests/vllm_engine/server_run.py"), str(tmp_path), str(model_folder), server],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    zero, one = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    assert [len(zero["together"]), len(one["together"])] == [1, 6]
+    assert [zero["together"], one["together"]] == zero["alone"]
+    for rank in (zero, one):
+        logs = [log for log in rank["log"] if "sampling/sampling_logp_difference/mean" in log]
+        assert len(logs) == 2
+        assert max(log["sampling/sampling_logp_difference/mean"] for log in logs) < 0.01
