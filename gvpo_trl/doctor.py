@@ -67,6 +67,7 @@ def examine() -> list[Finding]:
         _accelerator(),
         _vllm(),
         _appworld(),
+        _sandbox(),
         *_data_roots(),
     ]
 
@@ -183,6 +184,21 @@ def _appworld() -> Finding:
         found = str(error).splitlines()[0]
         return Finding(section=section, name=name, found=found, state=State.MISSING, remedy=remedy)
     return Finding(section=section, name=name, found=str(venv))
+
+
+def _sandbox() -> Finding:
+    """How well agent code can be kept from the answers and from this machine."""
+    from gvpo_trl.environments.appworld.sandbox import probe
+
+    support = probe()
+    found = f"{support.level} ({', '.join(support.layers)})"
+    return Finding(
+        section="appworld",
+        name="sandbox",
+        found=f"{found}; agent code is not shut in" if support.missing else found,
+        state=State.ABSENT if support.missing else State.OK,
+        remedy="; ".join(support.missing) or None,
+    )
 
 
 def _data_roots() -> Iterator[Finding]:
