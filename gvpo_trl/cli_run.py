@@ -207,13 +207,20 @@ def _environments(script_args: "ScriptArguments") -> "Iterator[AppWorldEnvironme
     environments = None
     try:
         with _user_errors():
+            given = {
+                "urls": script_args.appworld_urls,
+                "venv": script_args.appworld_venv,
+                "max_episodes": script_args.max_episodes,
+                "isolation": script_args.isolation,
+                "require_sandbox": script_args.require_sandbox or None,
+            }
             environments = AppWorldEnvironments(
                 root=script_args.appworld_root,
-                venv=script_args.appworld_venv,
-                max_episodes=script_args.max_episodes,
                 step_timeout_s=script_args.step_timeout_s,
+                **{name: value for name, value in given.items() if value is not None},
             )
             environments.start()
+            print(environments.protection, flush=True)
         yield environments
     finally:
         if environments is not None:

@@ -29,8 +29,14 @@ class ScriptArguments:
             Keep the first so many evaluation tasks.
         prompt (`str`, defaults to `"react"`):
             Name of a prompt that ships with the package, or the path of a text file.
-        max_episodes (`int`, defaults to `16`):
-            Worlds open at once.
+        max_episodes (`int`, *optional*, defaults to `16`):
+            Worlds open at once; with `appworld_urls` as many as there are servers.
+        isolation (`str`, *optional*, defaults to `"split"`):
+            `"split"` runs agent code in a restricted interpreter, `"process"` beside the world.
+        require_sandbox (`bool`, defaults to `False`):
+            Refuse to run where the kernel cannot restrict the interpreter in full.
+        appworld_urls (`list[str]`, *optional*):
+            Addresses of running AppWorld environment servers to use in the place of local processes.
         step_timeout_s (`float`, defaults to `30.0`):
             Seconds that one execution of the agent's code may take.
         observation_template (`str`, *optional*):
@@ -71,7 +77,19 @@ class ScriptArguments:
     prompt: str = field(
         default="react", metadata={"help": "A prompt that ships with the package, or the path of a text file."}
     )
-    max_episodes: int = field(default=16, metadata={"help": "Worlds open at once."})
+    max_episodes: int | None = field(
+        default=None, metadata={"help": "Worlds open at once: 16, or with appworld_urls as many as there are servers."}
+    )
+    isolation: str | None = field(
+        default=None,
+        metadata={"help": "split (default): agent code in a restricted interpreter; process: beside the world."},
+    )
+    require_sandbox: bool = field(
+        default=False, metadata={"help": "Refuse to run where the kernel cannot restrict agent code in full."}
+    )
+    appworld_urls: list[str] | None = field(
+        default=None, metadata={"help": "AppWorld environment servers to use in the place of local processes."}
+    )
     step_timeout_s: float = field(
         default=30.0, metadata={"help": "Seconds that one execution of the agent's code may take."}
     )

@@ -301,6 +301,9 @@ def test_close_is_idempotent_and_wakes_those_who_wait(pocket_root, appworld_venv
         ({"step_timeout_s": float("nan")}, "step_timeout_s=nan must be"),
         ({"max_interactions": None}, "max_interactions=None must be"),
         ({"venv": "/nowhere"}, "gvpo-trl appworld setup"),
+        ({"isolation": "docker"}, "isolation='docker' must be one of 'split', 'process'"),
+        ({"isolation": "process", "require_sandbox": True}, "require_sandbox=True needs isolation='split'"),
+        ({"urls": ["http://127.0.0.1:9"]}, "venv: of no effect on the servers of urls"),
         ({"output_dir": "/proc/nowhere"}, "output_dir='/proc/nowhere' cannot be written"),
         ({"output_dir": "/tmp/memory"}, "'memory'"),
         ({"root": "/nowhere"}, "gvpo-trl appworld pocket --root DIR"),
@@ -323,3 +326,37 @@ def test_open_from_a_thread_that_ends_keeps_the_host(own, task):
     with environments, opened[0] as episode:
         assert episode.step("print(1)").failure is None
         assert episode.step("raise Exception").failure is FailureKind.RUNTIME
+
+
+@pytest.mark.parametrize("support", ["none", "partial"])
+def test_a_kernel_that_offers_too_little_is_said_or_refused(own, task, caplog, monkeypatch, support):
+    facts = {"level": support, "missing": ["no Landlock: allow its system calls"], "ready": True}
+    options = {"rehearse": False, "venv": own._hosts.launch.python.parents[1]}
+    with AppWorldEnvironments(own.root, require_sandbox=True, **options) as strict:
+        with pytest.raises(SetupError, match=f"level here is '{support}': no Landlock: allow its system calls"):
+            strict._tell(facts)
+    with AppWorldEnvironments(own.root, **options) as lenient:
+        lenient._tell(facts)
+        lenient._tell(facts)
+        lenient._check_restriction({"leaks": ["read the planted file"]})
+        assert caplog.text.count("AGENT CODE IS NOT FULLY SANDBOXED") == 1 and support in lenient.protection
+
+
+def test_an_interpreter_that_can_read_what_it_must_not_runs_no_agent_code(own, task, monkeypatch):
+    assert own.start().sandbox in ("full", "partial", "none")
+    if own.sandbox != "full":
+        pytest.skip("this kernel cannot restrict the interpreter in full")
+    readable = sys.prefix if os.getuid() else "/usr/lib"
+    planted = next(path for path in Path(readable).rglob("*.py") if path.stat().st_mode & 4)
+    monkeypatch.setitem(own._agents.launch.config, "planted", [str(planted)])
+    kill_host(own._agents)
+    monkeypatch.setattr(own._agents._host, "dead", True)
+    try:
+        with pytest.raises(EpisodeFault, match="not restricted as it should be"):
+            own.open(task)
+    finally:
+        monkeypatch.undo()
+        kill_host(own._agents)
+        own._agents._host.dead = True
+    with own.open(task) as episode:
+        assert episode.step("print(1)").failure is None

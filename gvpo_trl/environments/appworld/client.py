@@ -8,9 +8,9 @@ With `isolation="process"` the world's process runs the agent's code too. AppWor
 open world freezes the clock of its process.
 """
 
+import inspect
 import itertools
 import logging
-import math
 import os
 import threading
 import time
@@ -18,8 +18,10 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gvpo_trl.environments.appworld.episodes import AppWorldEpisode, ProcessEpisode, SplitEpisode
+from gvpo_trl.environments.appworld.limits import check_at_least
 from gvpo_trl.environments.appworld.process import HostKeeper, Launch
 from gvpo_trl.environments.appworld.setup import appworld_python
 from gvpo_trl.environments.appworld.tasks import check_root, check_task
@@ -43,6 +45,9 @@ class AppWorldEnvironments:
     Args:
         root: AppWorld's data root, the folder that holds `data/`; the variable `APPWORLD_ROOT` or the current
             folder by default.
+        urls: addresses of AppWorld's own environment servers, on this machine or others, to use in the place of
+            processes of our own: what you get then is a `RemoteEnvironments`, which has fewer options and protects
+            less; see `gvpo_trl.environments.appworld.remote`.
         max_episodes: how many episodes may be open at once.
         step_timeout_s: deadline of a step. At the deadline the code is interrupted as AppWorld does it, and the
             episode goes on; code that does not let itself be interrupted is killed a second later, which ends the
@@ -69,10 +74,25 @@ class AppWorldEnvironments:
         SetupError: a value, the data root or AppWorld's environment has to be mended.
     """
 
+    def __new__(cls, root: Path | str | None = None, *, urls: Sequence[str] | None = None, **options: Any):
+        """With `urls`, a `RemoteEnvironments`, whose options are fewer."""
+        if urls is None:
+            return super().__new__(cls)
+        from gvpo_trl.environments.appworld.remote import RemoteEnvironments
+
+        known = set(inspect.signature(RemoteEnvironments.__init__).parameters)
+        if wrong := sorted(set(options) - known):
+            raise SetupError(
+                f"{', '.join(wrong)}: of no effect on the servers of urls=…, whose episodes run where they were "
+                "started; leave it out. As many episodes can be open as there are servers"
+            )
+        return RemoteEnvironments(urls, root=root, **options)
+
     def __init__(
         self,
         root: Path | str | None = None,
         *,
+        urls: None = None,
         max_episodes: int = 16,
         step_timeout_s: float = 30.0,
         open_timeout_s: float = 60.0,
@@ -88,10 +108,10 @@ class AppWorldEnvironments:
         fast: bool = True,
         rehearse: bool = True,
     ) -> None:
-        _check_at_least(1, max_episodes=max_episodes, step_timeout_s=step_timeout_s, max_interactions=max_interactions)
-        _check_at_least(1, max_output_chars=max_output_chars, open_timeout_s=open_timeout_s)
-        _check_at_least(1, evaluate_timeout_s=evaluate_timeout_s)
-        _check_at_least(0, max_restarts=max_restarts)
+        check_at_least(1, max_episodes=max_episodes, step_timeout_s=step_timeout_s, max_interactions=max_interactions)
+        check_at_least(1, max_output_chars=max_output_chars, open_timeout_s=open_timeout_s)
+        check_at_least(1, evaluate_timeout_s=evaluate_timeout_s)
+        check_at_least(0, max_restarts=max_restarts)
         self.root = check_root(root)
         self.max_episodes = max_episodes
         self.step_timeout_s = step_timeout_s
@@ -159,8 +179,15 @@ class AppWorldEnvironments:
                 self._tell(facts)
         if self.isolation == "process" and not self._told:
             self._told = True
-            _log.warning('isolation="process": agent code runs beside the world and can read the answers')
+            _log.warning(self.protection)
         return self
+
+    @property
+    def protection(self) -> str:
+        """What keeps agent code from the answers, in words for a log; known after `start`."""
+        if self.isolation == "process":
+            return 'isolation="process": agent code runs beside the world and can read the answers'
+        return f"agent code runs in a sandbox (level: {self.sandbox})"
 
     def _tell(self, facts: dict) -> None:
         """Say once what restricts the interpreters."""
@@ -169,7 +196,7 @@ class AppWorldEnvironments:
             return
         missing = "; ".join(facts["missing"])
         if self.sandbox == "full":
-            _log.info("agent code runs in a sandbox (level: full)")
+            _log.info(self.protection)
         elif self.require_sandbox:
             raise SetupError(f"require_sandbox=True, but the sandbox's level here is {self.sandbox!r}: {missing}")
         else:
@@ -326,9 +353,3 @@ def _shut_down(owner: int, keepers: list[HostKeeper], workspace: Workspace) -> N
         for keeper in keepers:
             keeper.close()
         workspace.remove()
-
-
-def _check_at_least(minimum: int, **values: float) -> None:
-    for name, value in values.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value < math.inf:
-            raise SetupError(f"{name}={value!r} must be a number of at least {minimum}")

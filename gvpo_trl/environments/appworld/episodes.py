@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gvpo_trl.environments.appworld import channel
+from gvpo_trl.environments.appworld.limits import KILL_AFTER_S, TIMEOUT_TEXT
 from gvpo_trl.environments.appworld.process import Child
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
 from gvpo_trl.environments.errors import EnvironmentFault, EpisodeFault, EvaluatorFault, ProtocolFault
@@ -21,11 +22,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-KILL_AFTER_S = 1.0
-"""How long a step may outlive its deadline before its process is killed."""
 MACHINERY_EXIT = 70
 """Exit status of a child whose own code, not the agent's, raised."""
-_TIMEOUT_TEXT = "Execution failed. Traceback:\nException: Execution timed out after {} seconds."
 
 
 class AppWorldEpisode:
@@ -154,7 +152,7 @@ class AppWorldEpisode:
         return StepResult(text=text, failure=kind, ended=True)
 
     def _timed_out(self) -> StepResult:
-        return self._ended(FailureKind.TIMEOUT, _TIMEOUT_TEXT.format(int(self._environments.step_timeout_s)))
+        return self._ended(FailureKind.TIMEOUT, TIMEOUT_TEXT.format(int(self._environments.step_timeout_s)))
 
     def _after_death(self, child: Child, error: channel.ChannelClosed, ours: tuple[int, ...] = ()) -> StepResult:
         """Whose doing was it that the process is gone? Exits and crashes are the agent's, a kill is not.

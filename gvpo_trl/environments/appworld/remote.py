@@ -81,6 +81,9 @@ class RemoteEnvironments:
         SetupError: a value, an address or the data root has to be mended.
     """
 
+    protection = "agent code runs on the servers, beside the world, and can read the answers"
+    """What keeps agent code from the answers, in words for a log."""
+
     def __init__(
         self,
         urls: Sequence[str],
