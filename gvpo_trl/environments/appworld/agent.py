@@ -70,7 +70,9 @@ def warm_up() -> dict:
 
 def serve_agent(trainer: socket.socket, world: socket.socket, request: dict) -> None:
     """The life of one interpreter: restrict it, learn the task's date, run steps until the trainer is gone."""
-    layers: tuple[str, ...] = ()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):  # the host's log is not for agent code to write to
+        os.dup2(null, fd)
     try:
         layers = sandbox.restrict(
             keep_fds=(0, 1, 2, trainer.fileno(), world.fileno()),

@@ -47,6 +47,8 @@ PREPARED = None
 """What `host_patches` keeps ready for children; `None` without patches."""
 APIS: dict[str, list[str]] = {}
 """The APIs that agents may call, by app."""
+WORLD_MEMORY_BYTES = 8 * 1024**3
+"""Address space of a world's process, which calls may fill."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
@@ -148,6 +150,7 @@ def serve_world(trainer: socket.socket, agent: socket.socket, request: dict) -> 
     """The life of one child whose agent code runs elsewhere: open the world, answer calls until told to finish."""
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (WORLD_MEMORY_BYTES,) * 2)
     if PREPARED:
         PREPARED.for_episode()
         world_client.call_without_threads()

@@ -10,7 +10,7 @@ import datetime
 import json
 import random
 
-MAX_CALL_BYTES = 16 * 1024 * 1024
+MAX_CALL_BYTES = 1024 * 1024
 """Longest message of an agent to its world."""
 RANDOM_WORDS = 625
 _PLAIN = (str, int, float, bool, type(None))

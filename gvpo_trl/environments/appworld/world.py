@@ -4,6 +4,7 @@ It runs no agent code. It answers API calls, by app, name and arguments and only
 and the steps, knows whether the task was declared complete, and saves the state. Nothing else can be asked of it.
 """
 
+import contextlib
 import json
 import select
 import socket
@@ -20,6 +21,10 @@ MAX_NAME = 200
 """Characters that the names of an app and an API have together at most."""
 MAX_CALLS = 10
 """How many times as many messages as AppWorld allows calls a step may send; AppWorld does not count all of them."""
+MAX_EPISODE_BYTES = 64 * 1024 * 1024
+"""Bytes of all calls of an episode."""
+LOGGED_BYTES, LOGGED_IN_ALL = 10_000, 4 * 1024 * 1024
+"""A call longer than the first is logged in brief once an episode's calls are longer than the second."""
 _REFUSED = '{"message": "This API is not for agents."}'
 
 
@@ -47,6 +52,8 @@ class World:
         self.callable = {(app, api) for app, names in public.items() for api in names}
         world_routes.guard_routes(world.requester.client, public)
         self.asked = 0
+        self.heard_bytes = 0
+        self.tokens: set[str] = set()
         self.dice = wire.Dice()
         self.calls: list[str] = []
         self.incoming, self.outgoing = bytearray(), bytearray()
@@ -136,6 +143,9 @@ class World:
             raise Misuse("a call whose number, names or arguments are none")
         if len(app) + len(api) > MAX_NAME or not all(type(name) is str for name in arguments):
             raise Misuse("a call whose names are none")
+        self.heard_bytes += len(payload)
+        if self.heard_bytes > MAX_EPISODE_BYTES:
+            raise Misuse(f"{self.heard_bytes} bytes of calls")
         self.asked += 1
         if self.asked > MAX_CALLS * self.world.max_api_calls_per_interaction:
             raise Misuse(f"{self.asked} calls in a step")
@@ -146,22 +156,32 @@ class World:
         self.calls.append(f"{app}.{api}")
         if self.refuses(app, api):
             return {"id": number, "status": 403, "text": _REFUSED}
-        return {"id": number} | self._request(app, api, arguments) | {"random": self.dice.news()}
+        return {"id": number} | self._request(app, api, arguments, len(payload)) | {"random": self.dice.news()}
 
-    def _request(self, app: str, api: str, arguments: dict) -> dict:
-        """What AppWorld's requester makes of a call, and what it keeps of it for the log."""
+    def _request(self, app: str, api: str, arguments: dict, size: int) -> dict:
+        """What AppWorld's requester makes of a call of so many bytes, and what it keeps of it for the log."""
         requests = self.world.requester.request_tracker.requests
         count = len(requests)
         # These name what a request goes through, and no parameter of an API.
         arguments = {name: value for name, value in arguments.items() if name not in _NOT_ARGUMENTS}
+        token = arguments.get("access_token")
+        if isinstance(token, str) and token.count(".") == 2 and token not in self.tokens:
+            # AppWorld signs tokens with a constant, so anybody can make any user's: only those given out count.
+            arguments["access_token"] = "x"
         try:
             response = self.world.requester._request(app, api, raise_on_failure=False, **arguments)
+            self._remember_token(response.text)
             reply = {"status": response.status_code, "text": response.text}
         except Exception as error:
             reply = {"error": wire.describe_error(error)}
         for index in range(count, len(requests)):
-            requests[index] = _loggable(requests[index])
+            requests[index] = _loggable(requests[index], whole=size < LOGGED_BYTES or self.heard_bytes < LOGGED_IN_ALL)
         return reply | {"tracked": [wire.encode(request) for request in requests[count:]]}
+
+    def _remember_token(self, text: str) -> None:
+        if '"access_token"' in text:
+            with contextlib.suppress(ValueError, AttributeError, TypeError):
+                self.tokens.add(json.loads(text).get("access_token"))
 
     def refuses(self, app, api) -> bool:
         """Whether the API exists and is not for agents."""
@@ -217,13 +237,15 @@ class Misuse(Exception):
     """The interpreter sent what no call of an API makes: only code that goes behind it does."""
 
 
-def _loggable(request: dict) -> dict:
-    """A request as the log can hold it: one that cannot be written must not cost the episode its state."""
+def _loggable(request: dict, whole: bool) -> dict:
+    """A request as the log can hold it: one that cannot be written, or not in time, must not cost a row its score."""
     from fastapi.encoders import jsonable_encoder
 
     try:
-        json.dumps(jsonable_encoder(request)).encode()
-        return request
+        if whole:
+            json.dumps(jsonable_encoder(request)).encode()
+            return request
+        raise ValueError("too long")
     except Exception:
         data = verdicts.printable(repr(request["data"]))[:1000]
         return {"method": request["method"], "url": verdicts.printable(str(request["url"])), "data": data}
