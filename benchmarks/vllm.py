@@ -14,12 +14,15 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from benchmarks.common import END, finish, interleaved, random_qwen2, ratio
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
 from gvpo_trl.generation.vllm import EngineTurns
 from gvpo_trl.rollout.chat import Chat
 from gvpo_trl.rollout.loop import Budgets, RolloutLoop
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory, Turn, TurnRequest
+from tests.support.tiny import tiny_tokenizer
 
 MEDIAN_S, TAIL_S, TAIL_SHARE = 0.03, 2.0, 0.05
 CODE = "```python\nstep\n```"
@@ -142,7 +145,8 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=24, help="mean length of a turn")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    from tests.support.tiny import tiny_tokenizer
+    if not torch.cuda.is_available():
+        import tests.support.vllm_cpu  # noqa: F401 - sets the environment
 
     tokenizer = tiny_tokenizer()
     times = _Times(options.rows, options.turns, options.new_tokens)
@@ -172,6 +176,7 @@ def main() -> None:
     turns = {name: [[step.action_ids for step in t.steps] for t in ts] for name, ts in returned.items()}
     finish(
         {
+            "benchmark": "vllm",
             "rows": options.rows,
             "turns": options.turns,
             "lockstep_s": min(seconds["lockstep"]),

@@ -5,7 +5,6 @@ The folder is not called `vllm`: pytest puts `tests` on the import path, where t
 
 import functools
 import importlib.util
-import os
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.support.tiny import tiny_tokenizer
 
-collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
-
-ON_CPU = {
-    "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # compiling takes minutes, the tests seconds
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-for _name, _value in ON_CPU.items():
-    os.environ.setdefault(_name, _value)
+if importlib.util.find_spec("vllm"):
+    import tests.support.vllm_cpu  # noqa: F401 - sets the environment
+else:
+    collect_ignore_glob = ["test_*.py"]
 
 CONTEXT = 1024
 
