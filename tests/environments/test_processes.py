@@ -98,6 +98,20 @@ def test_a_killed_episode_is_not_the_agents_fault(own, plain, task):
                     assert other.step("print(1)").failure is None
 
 
+def test_a_world_that_hangs_holds_no_step_up_and_is_our_fault_in_the_end(own, task, monkeypatch):
+    monkeypatch.setattr(own, "step_timeout_s", 1.0)
+    monkeypatch.setattr(own, "open_timeout_s", 3.0)
+    with own.open(task) as episode:
+        episode.step("print(1)")
+        os.kill(children_of(own)[0], signal.SIGSTOP)
+        started = time.monotonic()
+        result = episode.step("print(1)")
+        assert time.monotonic() - started < own.step_timeout_s + 2
+        assert result.failure is FailureKind.TIMEOUT and result.ended
+        with pytest.raises(EpisodeFault, match="could not be saved"):
+            episode.score()
+
+
 def test_an_interpreter_killed_between_steps_is_not_the_agents_fault(own, task):
     with own.open(task) as episode:
         episode.step("print(1)")
@@ -332,9 +346,9 @@ def test_open_from_a_thread_that_ends_keeps_the_host(own, task):
 def test_a_kernel_that_offers_too_little_is_said_or_refused(own, task, caplog, monkeypatch, support):
     facts = {"level": support, "missing": ["no Landlock: allow its system calls"], "ready": True}
     options = {"rehearse": False, "venv": own._hosts.launch.python.parents[1]}
-    with AppWorldEnvironments(own.root, require_sandbox=True, **options) as strict:
-        with pytest.raises(SetupError, match=f"level here is '{support}': no Landlock: allow its system calls"):
-            strict._tell(facts)
+    refused = pytest.raises(SetupError, match=f"level here is '{support}': no Landlock: allow its system calls")
+    with AppWorldEnvironments(own.root, require_sandbox=True, **options) as strict, refused:
+        strict._tell(facts)
     with AppWorldEnvironments(own.root, **options) as lenient:
         lenient._tell(facts)
         lenient._tell(facts)

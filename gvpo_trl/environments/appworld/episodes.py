@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+WORLD_AFTER_S = 0.9
+"""How long a world may take for the call that it is at when its interpreter is killed, before the step is over."""
 MACHINERY_EXIT = 70
 """Exit status of a child whose own code, not the agent's, raised."""
 
@@ -223,6 +225,8 @@ class SplitEpisode(AppWorldEpisode):
 
     _world: Child | None = None
     _agent: Child | None = None
+    _owes_answer = False
+    """Whether the world has not answered the end of the last step yet."""
 
     def _open(self) -> None:
         environments = self._environments
@@ -235,12 +239,18 @@ class SplitEpisode(AppWorldEpisode):
         environments._check_restriction(ready)
 
     def _step(self, code: str) -> StepResult:
-        self._world.send({"op": "begin"}, self._environments.open_timeout_s)
+        environments = self._environments
+        deadline = time.monotonic() + environments.step_timeout_s + KILL_AFTER_S + WORLD_AFTER_S
+        self._world.send({"op": "begin"}, environments.open_timeout_s)
         result, logged, counted = self._run(code)
-        ending = self._world.call(
-            {"op": "end", "logged": logged or {"input": code, "output": result.text}, "counted": counted},
-            self._environments.open_timeout_s,
-        )
+        logged = logged or {"input": code, "output": result.text}
+        self._world.send({"op": "end", "logged": logged, "counted": counted}, environments.open_timeout_s)
+        if not self._world.speaks_within(max(WORLD_AFTER_S, deadline - time.monotonic())):
+            # It is still at a call of this step; a world that hangs is found out when the state is to be saved.
+            self._agent.end(quiet=True)
+            self._owes_answer = True
+            return self._timed_out()
+        ending = self._world.call(None, environments.open_timeout_s)
         if ending["misuse"]:
             self._agent.end(quiet=True)
             result = self._ended(FailureKind.FORBIDDEN, f"Execution failed. The interpreter sent {ending['misuse']}.")
@@ -273,6 +283,9 @@ class SplitEpisode(AppWorldEpisode):
     def _save(self) -> None:
         self._agent.end(quiet=True)
         if self._world.alive:
+            if self._owes_answer:
+                self._world.call(None, self._environments.open_timeout_s)
+                self._owes_answer = False
             self._world.call({"op": "finish"}, self._environments.open_timeout_s)
             self._world.end()
 

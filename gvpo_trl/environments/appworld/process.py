@@ -314,6 +314,12 @@ class Child:
             self.end()
             raise EpisodeFault(f"a process of ours ended while another one worked for it (wait status {self.status})")
 
+    def speaks_within(self, timeout_s: float) -> bool:
+        """Whether there is something to read within that time: an answer, or the process's end."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
     def send(self, message: dict, timeout_s: float) -> None:
         """Send a message that has no answer; raises as `call` does."""
         try:
