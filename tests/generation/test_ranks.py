@@ -1,5 +1,6 @@
 """Under FSDP a forward is a collective call: ranks whose trajectories end early keep the others company."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -19,14 +20,12 @@ from tests.support.tiny import tiny_model, tiny_tokenizer
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory) -> list[dict]:
-    """What two ranks of a sharded model saw, whose turns differ in number and length."""
-    folder = tmp_path_factory.mktemp("fsdp")
+def run_two(script: str, folder: Path) -> list[dict]:
+    """What two ranks saw whose turns differ in number and length."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = subprocess.run(
-        [*command, str(ROOT / "tests/support/fsdp_run.py"), str(folder)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        [*command, str(ROOT / "tests/support" / script), str(folder)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -34,6 +33,12 @@ def ranks(tmp_path_factory) -> list[dict]:
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    """Two ranks under FSDP2."""
+    return run_two("fsdp_run.py", tmp_path_factory.mktemp("fsdp"))
 
 
 def test_ranks_of_a_sharded_model_run_the_same_number_of_forwards(ranks):
@@ -52,6 +57,14 @@ def test_they_train_on_trajectories_of_unequal_turns(ranks):
     assert zero["log"][0]["rollout/turns"] == (1 + 4) / 2
     assert zero["moved"]
     assert zero["weights"] == one["weights"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_so_do_ranks_under_zero3(tmp_path):
+    zero, one = run_two("zero_run.py", tmp_path)
+    assert zero["sharded"]
+    assert zero["generation_forwards"] == one["generation_forwards"] == 2 + 3 + 4 + 5 + 1
+    assert [zero["same"], one["same"]] == [True, True]
 
 
 @pytest.mark.parametrize(
