@@ -1,0 +1,108 @@
+"""What is there before a run and must be all that is there after it: processes, descriptors, threads, files."""
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gvpo_trl.environments.appworld import AppWorldEnvironments
+
+SETTLING_S = 20.0
+"""How long the kernel may take to end what was killed."""
+DISK_BYTES = 64 << 20
+
+
+class Leftovers:
+    """A picture of this process and its folders, to compare a later one with.
+
+    Args:
+        folders: hold nothing that should stay, or only what they hold now.
+    """
+
+    def __init__(self, *folders: Path) -> None:
+        self._folders = folders
+        self._descriptors, self._threads, self._files = descriptors(), set(threading.enumerate()), self._paths()
+
+    def between(self, environments: AppWorldEnvironments) -> list[str]:
+        """What episodes left behind while their environments are still open; one line each."""
+        hosts = [keeper._host for keeper in environments._keepers if keeper._host is not None]
+        pids = {host.process.pid for host in hosts}
+        found = _when_settled(lambda: [f"process {pid}" for pid in host_processes(os.getpid()) if pid not in pids])
+        # A host talks to its trainer through one socket; those of its children must be closed in it.
+        for host in hosts:
+            sockets = sum(target.startswith("socket:") for target in descriptors(host.process.pid).values())
+            found += [f"{sockets} sockets in the {host.launch.name}"] if sockets > 1 else []
+        workspace = environments._workspace
+        for folder in (workspace.outputs, workspace.scratch / "tmp"):
+            found += [f"file {path}" for path in folder.rglob("*")]
+        return found
+
+    def after(self) -> list[str]:
+        """What is there now and was not at the beginning; one line each."""
+        found = _when_settled(lambda: [f"process {pid}" for pid in host_processes(os.getpid())])
+        found += [f"thread {thread.name}" for thread in threading.enumerate() if thread not in self._threads]
+        for descriptor, target in descriptors().items():
+            if descriptor not in self._descriptors:
+                found.append(f"descriptor {descriptor} ({target})")
+        return found + [f"file {path}" for path in sorted(self._paths() - self._files)]
+
+    def _paths(self) -> set[Path]:
+        return {path for folder in self._folders for path in folder.rglob("*")}
+
+
+def host_processes(trainer: int) -> list[int]:
+    """Hosts of that trainer, their children and what those started; zombies left out.
+
+    All of them keep the command line of the host, which names the trainer, whoever their parent is by now.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().split(b"\0")[:-1]
+                zombie = b") Z " in (entry / "stat").read_bytes()
+            except OSError:
+                continue
+            if command[-1:] == [b"%d" % trainer] and b"environments/appworld" in b" ".join(command) and not zombie:
+                found.append(int(entry.name))
+    return found
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path | None]:
+    """A file system of `DISK_BYTES` mounted on a new folder, to be filled; `None` where this process may not mount."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    mounted = shutil.which("mount") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    try:
+        yield folder if mounted else None
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)  # something may be left in it
+        folder.rmdir()
+
+
+def descriptors(pid: int | None = None) -> dict[int, str]:
+    """Descriptor of a process, of this one by default -> what it leads to."""
+    found = {}
+    folder = Path(f"/proc/{pid or os.getpid()}/fd")
+    for entry in folder.iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue
+        if target != str(folder):
+            found[int(entry.name)] = target
+    return found
+
+
+def _when_settled(look) -> list[str]:
+    """What `look` finds once it finds nothing, or at the end of the patience."""
+    deadline = time.monotonic() + SETTLING_S
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
