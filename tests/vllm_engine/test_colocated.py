@@ -97,6 +97,7 @@ def test_the_weights_have_moved(trainer, model_folder):
 
 
 def test_a_sync_brings_a_large_update_into_the_engine(trainer):
+    torch.manual_seed(0)
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -113,10 +114,11 @@ def test_an_adapter_is_synced_and_sampled_from(tmp_path, model_folder):
     trainer.train()
     logs = [log["sampling/sampling_logp_difference/mean"] for log in trainer.state.log_history if "loss" in log]
     assert max(logs) < 0.01
+    torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in trainer.model.named_parameters():
             if "lora" in name:
-                parameter.add_(0.3 * torch.randn_like(parameter))
+                parameter.add_(0.2 * torch.randn_like(parameter))
     (stale,), _ = sample(trainer, request())
     trainer.vllm_generation.sync_weights()
     (turn,), _ = sample(trainer, request())
