@@ -199,11 +199,18 @@ def _measure_live(options: argparse.Namespace, scripts: list[Script]) -> dict[st
         return {"live_episodes": options.live, "rss_mb": sum(map(_kilobytes, _descendants(os.getpid()))) / 1024}
 
 
-def _descendants(pid: int) -> Iterator[int]:
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (thread / "children").read_text().split()):
-            yield child
-            yield from _descendants(child)
+def _descendants(ancestor: int) -> Iterator[int]:
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it has just ended
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    for pid in parents:
+        parent = pid
+        while (parent := parents.get(parent)) is not None:
+            if parent == ancestor:
+                yield pid
+                break
 
 
 def _kilobytes(pid: int) -> int:
