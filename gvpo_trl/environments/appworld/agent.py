@@ -105,8 +105,9 @@ class Interpreter:
 
         GCThreshold.set(hello["gc_threshold"])
         set_local_random_seed(hello["random_seed"])
-        set_local_date_and_time(datetime.fromisoformat(hello["datetime"]))
-        world.apis, world.requester = collect_apis(hello["apis"], Calls(sock))
+        date_and_time = datetime.fromisoformat(hello["datetime"])
+        set_local_date_and_time(date_and_time)
+        world.apis, world.requester = collect_apis(hello["apis"], date_and_time, Calls(sock))
         world.shell.user_ns["apis"], world.shell.user_ns["requester"] = world.apis, world.requester
         self.world = world
         self.recorder = verdicts.Recorder(world)
@@ -206,11 +207,11 @@ class Calls:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
 
 
-def collect_apis(names: dict[str, list[str]], calls: Calls) -> tuple:
+def collect_apis(names: dict[str, list[str]], date_and_time, calls: Calls) -> tuple:
     """AppWorld's collection of APIs, each of which calls the world, and the requester behind them."""
     from appworld.collections import apis
 
-    requester = make_requester(names, calls)
+    requester = make_requester(names, date_and_time, calls)
     collection = apis.ApiCollection(error_message="No app named '{key}' found.")
     for app in names:
         collection[app] = apis.CustomErrorMessageMunch.build("No API named '{key}' found in the " + app + " app.")
@@ -220,7 +221,7 @@ def collect_apis(names: dict[str, list[str]], calls: Calls) -> tuple:
     return collection, requester
 
 
-def make_requester(names: dict[str, list[str]], calls: Calls):
+def make_requester(names: dict[str, list[str]], date_and_time, calls: Calls):
     """AppWorld's requester with everything but `request` shut, and that one going over the socket."""
     from appworld.requester import CustomResponse, Requester, RequestTracker
 
@@ -234,6 +235,7 @@ def make_requester(names: dict[str, list[str]], calls: Calls):
     class SplitRequester(Requester):
         def __init__(self) -> None:
             self.client, self.remote_apis_url = "world", None
+            self.apps, self.date_and_time, self.time_freezer_or_id = tuple(names), date_and_time, None
             self.raise_on_failure, self.raise_on_extra_parameters = True, False
             self.parse_datetimes = self.munchify_response = False
             self.request_tracker = RequestTracker(max_num_requests=None)
@@ -253,6 +255,8 @@ def make_requester(names: dict[str, list[str]], calls: Calls):
 
     for name in ("_get", "_post", "_put", "_patch", "_delete", "prepare"):
         setattr(SplitRequester, name, shut)
+    SplitRequester.__name__ = SplitRequester.__qualname__ = Requester.__name__
+    SplitRequester.__module__ = Requester.__module__
     return SplitRequester()
 
 

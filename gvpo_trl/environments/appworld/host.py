@@ -184,14 +184,7 @@ class Episode:
     def __init__(self, task_id: str, experiment: str) -> None:
         self.world = open_world(task_id, experiment)
         self.recorder = verdicts.Recorder(self.world)
-        save_log = self.world._save_environment_io_log
-
-        def save_any_log() -> None:
-            for entry in self.world.environment_io:
-                entry.update({name: verdicts.printable(text) for name, text in entry.items()})
-            save_log()
-
-        self.world._save_environment_io_log = save_any_log
+        host_patches.save_any_log(self.world)
         self.was_completed, self.seen_changes = False, None
 
     def step(self, code: str) -> dict:

@@ -7,12 +7,14 @@ one world, ever. They know the inner workings of the one version that the set-up
 
 import contextlib
 import gc
+import json
 import sys
 from collections.abc import Callable, Iterator
 
 import host_databases  # the caller puts the sibling modules there; see `host.py`
 import host_rehearsal
 import interpreter
+import verdicts
 
 
 @contextlib.contextmanager
@@ -129,13 +131,54 @@ def _save_only_changes(world_class) -> None:
         if changes != before:
             save_state(world, directory)
 
+    def note_logs(world) -> None:
+        world.logged_steps = len(world.environment_io)
+
     def save_all(world) -> None:
         save_state(world, world.output_db_home_path_on_disk)
+        # AppWorld writes its logs when a step has run: what was refused after the last one is not in them.
+        del world.environment_io[world.logged_steps :]
         save_logs(world)
 
     world_class._save_state = save_if_changed
-    world_class.save_logs = lambda world: None
+    world_class.save_logs = note_logs
     world_class.save_all = save_all
+
+
+def save_any_log(world) -> None:
+    """Let a world write its logs whatever was printed or passed to a call: AppWorld's raises, at every later step."""
+    save_texts, save_calls = world._save_environment_io_log, world._save_api_calls_log
+
+    def save_any_texts() -> None:
+        for entry in world.environment_io:
+            entry.update({name: verdicts.printable(text) for name, text in entry.items()})
+        save_texts()
+
+    def save_any_calls() -> None:
+        try:
+            save_calls()
+        except OSError:
+            raise
+        except Exception:
+            requests = world.requester.request_tracker.requests
+            requests[:] = [loggable(request) for request in requests]
+            save_calls()
+
+    world._save_environment_io_log, world._save_api_calls_log = save_any_texts, save_any_calls
+
+
+def loggable(request: dict, whole: bool = True) -> dict:
+    """A request as the log can hold it: one that cannot be written, or not in time, must not cost a row its score."""
+    from fastapi.encoders import jsonable_encoder
+
+    try:
+        if whole:
+            json.dumps(jsonable_encoder(request)).encode()
+            return request
+        raise ValueError("too long")
+    except Exception:
+        data = verdicts.printable(repr(request["data"]))[:1000]
+        return {"method": request["method"], "url": verdicts.printable(str(request["url"])), "data": data}
 
 
 def count_changes(app: str = "") -> int:

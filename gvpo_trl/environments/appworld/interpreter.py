@@ -101,12 +101,17 @@ def preload() -> None:
 
     names = [f"encodings.{module.name}" for module in pkgutil.iter_modules(encodings.__path__)]
     packages = ["collections.abc", "asyncio", "unittest.mock", "_strptime", "stringprep", "unicodedata", "zoneinfo"]
+    packages += ["appworld.common.random", "appworld.apps.api_lib"]  # what AppWorld's dates import when first asked
     for name in [*sorted(safety_guard.ALLOWED_MODULE_NAMES), *packages, *names]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     import pendulum
+    import pendulum.locales
 
-    for name in pendulum.timezones if not callable(pendulum.timezones) else pendulum.timezones():
+    for module in pkgutil.iter_modules(pendulum.locales.__path__):
+        with contextlib.suppress(Exception):
+            pendulum.locale(module.name)
+    for name in pendulum.timezones():
         with contextlib.suppress(Exception):
             pendulum.timezone(name)
 

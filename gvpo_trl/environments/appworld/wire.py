@@ -6,14 +6,31 @@ address takes the text, and a body refuses the value by the name of its type.
 """
 
 import builtins
+import collections
 import datetime
+import decimal
+import enum
 import json
+import pathlib
 import random
+import re
+import uuid
 
 MAX_CALL_BYTES = 1024 * 1024
 """Longest message of an agent to its world."""
 RANDOM_WORDS = 625
 _PLAIN = (str, int, float, bool, type(None))
+_RAW = {
+    "str": (str, str.__str__),
+    "int": (int, int.__int__),
+    "float": (float, float.__float__),
+    "list": (list, list.copy),
+    "tuple": (tuple, lambda value: tuple.__getitem__(value, slice(None))),
+    "dict": (dict, dict.copy),
+    "set": (set, lambda value: {*value}),
+    "frozenset": (frozenset, lambda value: frozenset({*value})),
+}
+"""Kinds that a subclass may stand for, and what it holds whatever it says of itself: JSON is made of that."""
 _MOMENTS = {"datetime": datetime.datetime, "date": datetime.date, "time": datetime.time}
 _dumps, _loads = json.dumps, json.loads
 
@@ -36,14 +53,46 @@ def encode(value):
 
 
 def _describe(value) -> dict:
-    described = {"module": type(value).__module__, "name": type(value).__qualname__, "text": str(value)}
+    described = {"module": type(value).__module__, "name": type(value).__qualname__}
+    described |= {"text": _text(str, value), "repr": _text(repr, value)}
     for kind, moment in _MOMENTS.items():
         if isinstance(value, moment):
             return described | {"kind": kind, "iso": moment.isoformat(value)}
-    for plain in (str, int, float, list, dict):
+    for kind, (plain, raw) in _RAW.items():
         if isinstance(value, plain):
-            return described | {"kind": plain.__name__, "value": encode(plain(value))}
-    return described
+            return described | {"kind": kind, "value": encode(raw(value))}
+    return described | {"logged": encode(_logged(value))}
+
+
+def _text(how, value) -> str:
+    try:
+        return how(value)
+    except Exception:
+        return object.__repr__(value)
+
+
+def _logged(value):
+    """What AppWorld's log of calls shows of a value: the rules of its encoder, and the text where they fail."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, collections.deque):
+        return list(value)
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value.as_tuple().exponent == 0 else float(value)
+    if isinstance(value, re.Pattern):
+        return value.pattern
+    if isinstance(value, uuid.UUID | pathlib.PurePath):
+        return str(value)
+    attributes = getattr(value, "__dict__", None)
+    return dict(attributes) if type(attributes) is dict else _text(str, value)
+
+
+class Described:
+    """Stands for a value that has no form here. `logged` is for the log of calls."""
+
+    logged = None
 
 
 def decode(value):
@@ -64,14 +113,14 @@ def decode(value):
 
 
 def _object(described: dict):
-    text, kind = str(described["text"]), described.get("kind")
-    shown = {"__module__": str(described["module"]), "__str__": lambda self: text, "__repr__": lambda self: text}
+    text, spelled, kind = str(described["text"]), str(described["repr"]), described.get("kind")
+    name = str(described["name"])
+    shown = {"__module__": str(described["module"]), "__str__": lambda self: text, "__repr__": lambda self: spelled}
     if kind in _MOMENTS:
-        return type(str(described["name"]), (_MOMENTS[kind],), shown).fromisoformat(described["iso"])
+        return type(name, (_MOMENTS[kind],), shown).fromisoformat(described["iso"])
     if kind is not None:
-        bases = {"str": str, "int": int, "float": float, "list": list, "dict": dict}
-        return type(str(described["name"]), (bases[kind],), shown)(decode(described["value"]))
-    return type(str(described["name"]), (), shown)()
+        return type(name, (_RAW[kind][0],), shown)(decode(described["value"]))
+    return type(name, (Described,), shown | {"logged": decode(described["logged"])})()
 
 
 _TAGS = {

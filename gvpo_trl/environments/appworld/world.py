@@ -37,6 +37,13 @@ def public_apis() -> dict[str, list[str]]:
     return {app: list(get_name_to_apis(app, ignore_private_apis=True)) for app in apps}
 
 
+def log_as_described() -> None:
+    """Have the log of calls show of the agent's values what it shows in AppWorld."""
+    from fastapi import encoders
+
+    encoders.encoders_by_class_tuples[lambda value: encoders.jsonable_encoder(value.logged)] = (wire.Described,)
+
+
 class World:
     """One world between a trainer, who is trusted, and an interpreter, who is not.
 
@@ -60,6 +67,7 @@ class World:
         self.stepping = False
         self.misuse: str | None = None
         self.was_completed, self.seen_changes = False, None
+        log_as_described()
 
     def hello(self) -> dict:
         """What an interpreter has to know."""
@@ -174,8 +182,11 @@ class World:
             reply = {"status": response.status_code, "text": response.text}
         except Exception as error:
             reply = {"error": wire.describe_error(error)}
+        whole = size < LOGGED_BYTES or self.heard_bytes < LOGGED_IN_ALL
         for index in range(count, len(requests)):
-            requests[index] = _loggable(requests[index], whole=size < LOGGED_BYTES or self.heard_bytes < LOGGED_IN_ALL)
+            if "access_token" in requests[index]["data"]:
+                requests[index]["data"]["access_token"] = token  # the log tells what was passed
+            requests[index] = host_patches.loggable(requests[index], whole)
         return reply | {"tracked": [wire.encode(request) for request in requests[count:]]}
 
     def _remember_token(self, text: str) -> None:
@@ -206,8 +217,9 @@ class World:
             self.world.environment_io.append(logged)
             self.world.num_interactions += bool(message["counted"] or self.calls)
             try:
-                if not self.fast and message["counted"]:
-                    self.world._save_state(self.world.output_db_home_path_on_disk)
+                if message["counted"]:
+                    if not self.fast:
+                        self.world._save_state(self.world.output_db_home_path_on_disk)
                     self.world.save_logs()
             except Exception as error:
                 return {"fault": f"cannot save the world: {type(error).__name__}: {error}"}
@@ -235,20 +247,6 @@ class World:
 
 class Misuse(Exception):
     """The interpreter sent what no call of an API makes: only code that goes behind it does."""
-
-
-def _loggable(request: dict, whole: bool) -> dict:
-    """A request as the log can hold it: one that cannot be written, or not in time, must not cost a row its score."""
-    from fastapi.encoders import jsonable_encoder
-
-    try:
-        if whole:
-            json.dumps(jsonable_encoder(request)).encode()
-            return request
-        raise ValueError("too long")
-    except Exception:
-        data = verdicts.printable(repr(request["data"]))[:1000]
-        return {"method": request["method"], "url": verdicts.printable(str(request["url"])), "data": data}
 
 
 _NOT_ARGUMENTS = ("client", "raise_on_failure", "track", "_app_name", "_api_name")
