@@ -155,14 +155,16 @@ def save_any_log(world) -> None:
         save_texts()
 
     def save_any_calls() -> None:
-        try:
-            save_calls()
-        except OSError:
-            raise
-        except Exception:
-            requests = world.requester.request_tracker.requests
-            requests[:] = [loggable(request) for request in requests]
-            save_calls()
+        requests = world.requester.request_tracker.requests
+        for whole in (True, False):
+            try:
+                return save_calls()
+            except OSError:
+                raise
+            except Exception:
+                # Nesting that the check takes may be too deep for the writer: then no request is logged whole.
+                requests[:] = [loggable(request, whole) for request in requests]
+        return save_calls()
 
     world._save_environment_io_log, world._save_api_calls_log = save_any_texts, save_any_calls
 
@@ -177,7 +179,10 @@ def loggable(request: dict, whole: bool = True) -> dict:
             return request
         raise ValueError("too long")
     except Exception:
-        data = verdicts.printable(repr(request["data"]))[:1000]
+        try:
+            data = verdicts.printable(repr(request["data"]))[:1000]
+        except Exception:
+            data = "nothing that can be written"
         return {"method": request["method"], "url": verdicts.printable(str(request["url"])), "data": data}
 
 

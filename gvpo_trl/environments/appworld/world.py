@@ -68,6 +68,7 @@ class World:
         self.misuse: str | None = None
         self.was_completed, self.seen_changes = False, None
         log_as_described()
+        host_patches.save_any_log(world)
 
     def hello(self) -> dict:
         """What an interpreter has to know."""
