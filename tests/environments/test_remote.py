@@ -38,14 +38,14 @@ def servers(pocket_root, appworld_venv):
 
 @pytest.fixture(scope="module")
 def remote(servers, pocket_root):
-    with RemoteEnvironments(servers.urls, root=pocket_root, step_timeout_s=2).start() as remote:
+    with RemoteEnvironments(servers.urls, root=pocket_root, step_timeout_s=4).start() as remote:
         yield remote
 
 
 @pytest.fixture
 def alone(servers):
     """One server, its tasks unknown here."""
-    with RemoteEnvironments(servers.urls[:1], step_timeout_s=2) as alone:
+    with RemoteEnvironments(servers.urls[:1]) as alone:
         yield alone
 
 
@@ -68,9 +68,7 @@ def test_every_row_of_the_table_of_texts(remote, task):
         for code, kind, text in TABLE + printed:
             result = episode.step(code)
             assert result.failure == kind, f"{code!r}: {result}"
-            assert text.replace("after 4 seconds", "after 2 seconds" if kind is K.TIMEOUT else "after 4 seconds") in (
-                result.text
-            )
+            assert text in result.text, f"{code!r}: {result.text[-500:]!r}"
             assert not result.completed and not result.ended and result.api_calls == ()
         assert episode.step("print(x, 6 * 7)").text == "3 42\n"
         assert not episode.score().success
@@ -87,7 +85,9 @@ def test_output_without_bounds_is_not_read_to_its_end(servers, task):
         assert episode.step("print(1)").text == "1\n"
 
 
-def test_scores_and_texts_equal_those_of_the_local_environment(remote, environments, pocket_root):
+def test_scores_and_texts_equal_those_of_the_local_environment(servers, environments, pocket_root):
+    remote = RemoteEnvironments(servers.urls, root=pocket_root)
+
     def play(env, task_id, codes):
         with env.open(task_id) as episode:
             steps = [episode.step(code) for code in codes]
@@ -99,6 +99,7 @@ def test_scores_and_texts_equal_those_of_the_local_environment(remote, environme
         steps = re.split(r"\n(?=\S)", solution(pocket_root, task_id).strip())
         for codes in ([], steps, ["print(1)", "apis.supervisor.complete_task(status='fail')"]):
             assert play(remote, task_id, codes) == play(environments, task_id, codes)
+    remote.close()
 
 
 def test_completion_is_asked_of_the_world(remote, task):
@@ -191,8 +192,8 @@ def test_code_that_runs_on_ends_the_episode_and_is_scored_elsewhere(servers, rem
         started = time.monotonic()
         result = episode.step(ENDLESS)
         assert (result.failure, result.ended) == (K.TIMEOUT, True)
-        assert result.text == FAILED + "Exception: Execution timed out after 2 seconds."
-        assert time.monotonic() - started < 5
+        assert result.text == FAILED + "Exception: Execution timed out after 4 seconds."
+        assert time.monotonic() - started < 4 + 2 + 1
         hanging = servers.urls.index(episode._world.place.server.url)
         assert episode.score().success
         assert episode._world.place.number != hanging
