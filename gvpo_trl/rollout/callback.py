@@ -30,8 +30,8 @@ class MultiTurnRollout:
             where a step takes long and a half batch is sampled in clearly less time than a whole one; else the
             smaller batches cost more than the wait.
 
-    With vLLM there are no rounds: each trajectory asks for its next turn as soon as its code has run, and `straggler_s`
-    and `overlap` have no effect.
+    With vLLM there are no rounds: each trajectory asks for its next turn as soon as its code has run, and
+    `straggler_s` and `overlap` have no effect.
 
     Raises:
         ValueError: for a budget below 1 or a template without `{observation}`.

@@ -159,6 +159,20 @@ def test_an_evaluation_that_crashes_or_hangs_is_a_fault(own, task, monkeypatch):
             episode.score()
 
 
+def test_an_evaluator_evaluates_again_and_one_that_died_meanwhile_is_replaced(own, plain, task):
+    for environments in (own, plain):
+        results = []
+        for kill in (False, False, True):
+            with environments.open(task) as episode:
+                episode.step("print(1)")
+                waiting = list(environments._idle_evaluators)
+                if kill:
+                    waiting[-1].host.reap(waiting[-1].id)
+                results.append(episode.score().failed)
+        assert results[0] and results[0] == results[1] == results[2]
+        assert environments._idle_evaluators != waiting
+
+
 def test_a_host_that_dies_before_the_evaluation_is_replaced(own, task):
     with own.open(task) as episode:
         episode.step("print(1)")
@@ -196,12 +210,15 @@ print(os.getpid())
         assert result.failure is None, result.text
         session = int(result.text)
         assert any(stat_of(pid)[2] == session for pid in every_pid())
+    children_of(plain)
     host = plain._hosts._host.process.pid
     assert wait_until(lambda: not any(stat_of(pid)[1] == host or stat_of(pid)[2] == session for pid in every_pid()))
 
 
 def children_of(environments):
-    """Pids of the processes that the environments' hosts forked, worlds first."""
+    """Pids of the processes that the environments' hosts forked, worlds first; waiting evaluators end."""
+    while environments._idle_evaluators:
+        environments._idle_evaluators.pop().end()
     hosts = [keeper._host.process.pid for keeper in environments._keepers]
     return [pid for host in hosts for pid in every_pid() if stat_of(pid)[1] == host]
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from gvpo_trl.environments.appworld.episodes import AppWorldEpisode, ProcessEpisode, SplitEpisode
 from gvpo_trl.environments.appworld.limits import check_at_least
-from gvpo_trl.environments.appworld.process import HostKeeper, Launch
+from gvpo_trl.environments.appworld.process import Child, HostKeeper, Launch
 from gvpo_trl.environments.appworld.setup import appworld_python
 from gvpo_trl.environments.appworld.tasks import check_root, check_task
 from gvpo_trl.environments.appworld.workspace import Workspace
@@ -31,6 +31,8 @@ from gvpo_trl.environments.errors import EnvironmentFault, EpisodeFault, HostFau
 
 ISOLATION = ("split", "process")
 _EPISODES = {"split": SplitEpisode, "process": ProcessEpisode}
+EVALUATORS = 8
+"""Processes that wait for the next evaluation at most."""
 FETCHERS = 2
 """Threads that prefetch at a time."""
 _log = logging.getLogger(__name__)
@@ -162,6 +164,7 @@ class AppWorldEnvironments:
         self._prefetched: list[AppWorldEpisode] = []
         self._fetchers = 0
         self._closed = False
+        self._idle_evaluators: list[Child] = []
         self._finalizer = weakref.finalize(self, _shut_down, os.getpid(), self._keepers, self._workspace)
 
     def start(self) -> "AppWorldEnvironments":
@@ -212,6 +215,25 @@ class AppWorldEnvironments:
         """Whether the interpreter's test of itself allows it to run agent code."""
         if ready["leaks"] and (self.require_sandbox or self.sandbox == "full"):
             raise EpisodeFault(f"the interpreter is not restricted as it should be: {'; '.join(ready['leaks'])}")
+
+    def _take_evaluator(self) -> Child:
+        """A process that evaluates, for one evaluation: one that has waited for work, or a new one."""
+        while True:
+            try:
+                child = self._idle_evaluators.pop()
+            except IndexError:
+                return Child(self._hosts, {"kind": "evaluation"})
+            if not child.host.dead:
+                return child
+            child.end(quiet=True)
+
+    def _return_evaluator(self, child: Child, *, again: bool) -> None:
+        """Keep a process that can evaluate again; an evaluation in a new one takes three times as long."""
+        child.kept = True
+        if again and len(self._idle_evaluators) < EVALUATORS:
+            self._idle_evaluators.append(child)
+        else:
+            child.end(quiet=True)
 
     def _report_success(self) -> None:
         for keeper in self._keepers:

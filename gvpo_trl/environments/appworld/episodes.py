@@ -127,12 +127,19 @@ class AppWorldEpisode:
             raise EvaluatorFault(f"the evaluation of task {self.task_id} failed: {error}") from error
 
     def _run_evaluation(self, *, untouched: bool) -> dict:
-        request = {"kind": "evaluation", "untouched": untouched, **self._names}
-        child = Child(self._environments._hosts, request)
+        environments = self._environments
+        child = environments._take_evaluator()
         try:
-            return child.call(None, self._environments.evaluate_timeout_s)
-        finally:
+            reply = child.call({"untouched": untouched, **self._names}, environments.evaluate_timeout_s)
+        except channel.ChannelClosed:
+            if not child.kept:
+                raise
+            return self._run_evaluation(untouched=untouched)  # it ended while it waited
+        except BaseException:
             child.end(quiet=True)
+            raise
+        environments._return_evaluator(child, again=reply["again"] is True)
+        return reply
 
     def close(self) -> None:
         """End the episode's processes and delete what it saved; idempotent, safe after a fault."""

@@ -49,6 +49,8 @@ APIS: dict[str, list[str]] = {}
 """The APIs that agents may call, by app."""
 WORLD_MEMORY_BYTES = 8 * 1024**3
 """Address space of a world's process, which calls may fill."""
+EVALUATIONS = 200
+"""Of one process; what AppWorld leaks in an evaluation ends with it."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
@@ -168,14 +170,24 @@ def serve_world(trainer: socket.socket, agent: socket.socket, request: dict) -> 
 
 
 def serve_evaluation(sock: socket.socket, request: dict) -> None:
-    """The life of one child that evaluates: answer and end."""
+    """The life of one child that evaluates: one task after the other, until the trainer is gone."""
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-    try:
-        evaluate = evaluator.evaluate_untouched if request["untouched"] else evaluator.evaluate
-        reply = evaluate(request["task_id"], request["experiment"])
-    except Exception as error:
-        reply = {"fault": f"{type(error).__name__}: {error}"}
-    channel.send(sock, reply)
+    for left in reversed(range(EVALUATIONS)):
+        try:
+            message = channel.receive(sock)
+        except channel.ChannelClosed:
+            return
+        evaluate = evaluator.evaluate_untouched if message["untouched"] else evaluator.evaluate
+        try:
+            reply = evaluate(message["task_id"], message["experiment"])
+        except Exception as error:
+            channel.send(sock, {"fault": f"{type(error).__name__}: {error}"})
+            return
+        again = left > 0 and PREPARED is not None and "unreplayable" not in reply
+        channel.send(sock, reply | {"again": again})
+        if not again:
+            return
+        PREPARED.databases.restore()
 
 
 class Episode:

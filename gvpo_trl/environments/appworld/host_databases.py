@@ -20,6 +20,7 @@ class Databases:
         self._sources = {app: self._read_base(app) for app in get_all_apps()}
         self._ready = {(kind, app): self._make(kind, app) for kind in KINDS.values() for app in self._sources}
         self._taken: set[tuple[str, str]] = set()
+        self._untouched = {key: connection.total_changes for key, (_, _, connection) in self._ready.items()}
         model_lib.get_db_args = self._get_db_args
 
     def _read_base(self, app: str):
@@ -64,15 +65,10 @@ class Databases:
             import_models_module(app).SQLModel.db.engine = None
         self._model_lib.CachedDBHandler.cache.clear()
         self._model_lib.ModelHashHandler.reset()
-        for _, app in self._taken:
-            for kind in KINDS.values():
-                _, tracker, connection = self._ready[kind, app]
-                self._sources[app].backup(connection)
-                tracker.reset()
+        for taken in self._taken:
+            _, tracker, connection = self._ready[taken]
+            if connection.total_changes != self._untouched[taken]:
+                self._sources[taken[1]].backup(connection)
+                self._untouched[taken] = connection.total_changes
+            tracker.reset()
         self._taken.clear()
-
-    def drop_sources(self) -> None:
-        """Free the copies that `restore` needs."""
-        for source in self._sources.values():
-            source.close()
-        self._sources.clear()

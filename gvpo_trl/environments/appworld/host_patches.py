@@ -59,7 +59,7 @@ class Prepared:
     def __init__(self, preamble: str, open_world: Callable, task_id: str, rehearse: bool) -> None:
         import appworld.environment as environment
 
-        databases = host_databases.Databases()
+        self.databases = databases = host_databases.Databases()
         _cache_main_app()
         interpreter.skip_guard_for_harmless_code()
         # A process that never had a world has nothing to close, and one that ends needs not.
@@ -75,7 +75,6 @@ class Prepared:
         if rehearse:
             host_rehearsal.rehearse_evaluation(task_id)
             databases.restore()
-        databases.drop_sources()
         self.shell = interpreter.shell_with(preamble)
         interpreter.freeze_clock()
 

@@ -259,6 +259,8 @@ class Child:
         self.status: int | None = None
         self.killed = False
         """Whether it lived until it was ended from here."""
+        self.kept = False
+        """Whether it has done its work before and waited for more."""
         try:
             self.id, self.sock = self.host.spawn(request, peer)
         except EnvironmentFault as error:
