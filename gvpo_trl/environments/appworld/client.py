@@ -132,6 +132,7 @@ class AppWorldEnvironments:
             "max_interactions": max_interactions,
             "soft_timeout_s": int(step_timeout_s),
             "max_output_chars": max_output_chars,
+            "isolation": isolation,
             "fast": fast,
             "rehearse": rehearse,
             "memory_bytes": memory_mb * 1024 * 1024 if memory_mb else 0,

@@ -72,6 +72,8 @@ def warm_up() -> dict:
     model_lib.get_direct_cached_sqlite3_connection.cache_clear()
     if CONFIG["fast"]:
         PREPARED = host_patches.Prepared(preamble, open_world, CONFIG["warm_up_task"], CONFIG["rehearse"])
+        if CONFIG["isolation"] == "split":
+            world_client.call_without_threads()
     shutil.rmtree(os.path.join(outputs, "warm-up"), ignore_errors=True)
     sys.dont_write_bytecode = True  # an evaluation imports from the data root, which is not ours to write to
     return {"appworld": appworld.__version__}
@@ -155,7 +157,6 @@ def serve_world(trainer: socket.socket, agent: socket.socket, request: dict) -> 
     resource.setrlimit(resource.RLIMIT_AS, (WORLD_MEMORY_BYTES,) * 2)
     if PREPARED:
         PREPARED.for_episode()
-        world_client.call_without_threads()
     try:
         world = world_process.World(open_world(request["task_id"], request["experiment"]), APIS, bool(PREPARED))
         channel.send(agent, world.hello())
