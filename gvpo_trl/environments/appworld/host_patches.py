@@ -185,6 +185,52 @@ def loggable(request: dict, whole: bool = True) -> dict:
         return {"method": request["method"], "url": verdicts.printable(str(request["url"])), "data": data}
 
 
+class Changes(list):
+    """The statements that changed a database, up to a number of bytes; `spent` is shared by all databases."""
+
+    def __init__(self, changes: list, budget: "Budget") -> None:
+        super().__init__(changes)
+        self.budget = budget
+
+    def append(self, change: tuple) -> None:
+        """Take a statement in.
+
+        Raises:
+            ValueError: the budget is spent, and with it the call that made the statement.
+        """
+        self.budget.spent += _length(change)
+        if self.budget.spent > self.budget.most:
+            raise ValueError("This episode has changed more than any task needs.")
+        super().append(change)
+
+
+class Budget:
+    """How many bytes an episode's statements may have, and how many they have."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.spent = most, 0
+
+
+def _length(value) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_length(entry) for entry in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_length(entry) for entry in value)
+    return 8
+
+
+def bound_changes(most: int) -> Budget:
+    """Bound what the open world may write: its statements are kept whole until they are saved."""
+    from appworld.apps.model_lib import CachedDBHandler
+
+    budget = Budget(most)
+    for _, tracker in CachedDBHandler.cache.values():
+        tracker.changes = Changes(tracker.changes, budget)
+    return budget
+
+
 def count_changes(app: str = "") -> int:
     """How many statements changed the databases whose path ends in `app`, or all, since they were made."""
     from appworld.apps.model_lib import CachedDBHandler

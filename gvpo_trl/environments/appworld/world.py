@@ -23,6 +23,8 @@ MAX_CALLS = 10
 """How many times as many messages as AppWorld allows calls a step may send; AppWorld does not count all of them."""
 MAX_EPISODE_BYTES = 64 * 1024 * 1024
 """Bytes of all calls of an episode."""
+MAX_CHANGES_BYTES = 64 * 1024 * 1024
+"""Bytes of all that an episode writes to its databases, each statement whole."""
 LOGGED_BYTES, LOGGED_IN_ALL = 10_000, 4 * 1024 * 1024
 """A call longer than the first is logged in brief once an episode's calls are longer than the second."""
 _REFUSED = '{"message": "This API is not for agents."}'
@@ -69,6 +71,7 @@ class World:
         self.was_completed, self.seen_changes = False, None
         log_as_described()
         host_patches.save_any_log(world)
+        self.changes = host_patches.bound_changes(MAX_CHANGES_BYTES)
 
     def hello(self) -> dict:
         """What an interpreter has to know."""
@@ -183,6 +186,8 @@ class World:
             reply = {"status": response.status_code, "text": response.text}
         except Exception as error:
             reply = {"error": wire.describe_error(error)}
+        if self.changes.spent > MAX_CHANGES_BYTES:
+            raise Misuse(f"calls that change {self.changes.spent} bytes")
         whole = size < LOGGED_BYTES or self.heard_bytes < LOGGED_IN_ALL
         for index in range(count, len(requests)):
             if "access_token" in requests[index]["data"]:
@@ -247,7 +252,7 @@ class World:
 
 
 class Misuse(Exception):
-    """The interpreter sent what no call of an API makes: only code that goes behind it does."""
+    """The interpreter sent what no call of an API makes, or more than any task needs."""
 
 
 _NOT_ARGUMENTS = ("client", "raise_on_failure", "track", "_app_name", "_api_name")
