@@ -101,6 +101,8 @@ class World:
                     return
             elif ready or writable:
                 talking = self._talk(agent)
+                if not talking:
+                    agent.close()  # whoever waits for an answer learns that there will be none
 
     def _talk(self, agent: socket.socket) -> bool:
         """Read a piece of a call or write a piece of an answer; whether the socket is still of use."""
