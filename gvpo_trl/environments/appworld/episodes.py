@@ -248,7 +248,8 @@ class SplitEpisode(AppWorldEpisode):
     def _step(self, code: str) -> StepResult:
         environments = self._environments
         deadline = time.monotonic() + environments.step_timeout_s + KILL_AFTER_S + WORLD_AFTER_S
-        self._world.send({"op": "begin"}, environments.open_timeout_s)
+        seconds = environments.step_timeout_s + KILL_AFTER_S
+        self._world.send({"op": "begin", "seconds": seconds}, environments.open_timeout_s)
         result, logged, counted = self._run(code)
         logged = logged or {"input": code, "output": result.text}
         self._world.send({"op": "end", "logged": logged, "counted": counted}, environments.open_timeout_s)
@@ -260,7 +261,8 @@ class SplitEpisode(AppWorldEpisode):
         ending = self._world.call(None, environments.open_timeout_s)
         if ending["misuse"]:
             self._agent.end(quiet=True)
-            result = self._ended(FailureKind.FORBIDDEN, f"Execution failed. The interpreter sent {ending['misuse']}.")
+            text = f"Execution failed. The interpreter sent {ending['misuse']}."
+            result = self._ended(FailureKind(ending["kind"]), text)
         return dataclasses.replace(
             result, completed=ending["completed"] is True, api_calls=tuple(str(call) for call in ending["api_calls"])
         )

@@ -7,8 +7,11 @@ and the steps, knows whether the task was declared complete, and saves the state
 import contextlib
 import json
 import select
+import signal
 import socket
 import struct
+import time
+from collections.abc import Iterator
 
 import channel  # the caller puts the sibling modules there; see `host.py`
 import host_patches
@@ -66,8 +69,9 @@ class World:
         self.dice = wire.Dice()
         self.calls: list[str] = []
         self.incoming, self.outgoing = bytearray(), bytearray()
-        self.stepping = False
+        self.stepping, self.calling, self.deadline = False, False, 0.0
         self.misuse: str | None = None
+        self.misuse_kind = ""
         self.was_completed, self.seen_changes = False, None
         log_as_described()
         host_patches.save_any_log(world)
@@ -123,7 +127,7 @@ class World:
         except OSError:
             return False
         except Misuse as error:
-            self.misuse = str(error)
+            self.misuse, self.misuse_kind = str(error), error.kind
             return False
 
     def _next_call(self) -> bytes | None:
@@ -170,7 +174,30 @@ class World:
         self.calls.append(f"{app}.{api}")
         if self.refuses(app, api):
             return {"id": number, "status": 403, "text": _REFUSED}
-        return {"id": number} | self._request(app, api, arguments, len(payload)) | {"random": self.dice.news()}
+        with self._in_time():
+            reply = self._request(app, api, arguments, len(payload))
+        return {"id": number} | reply | {"random": self.dice.news()}
+
+    @contextlib.contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """End what still runs when the step must be over: some APIs take minutes for arguments made for that."""
+
+        def interrupt(number, frame) -> None:
+            if self.calling:
+                raise Overdue
+
+        # AppWorld freezes the clock of its process, but not this one.
+        left = max(0.01, self.deadline - time.clock_gettime(time.CLOCK_MONOTONIC))
+        signal.signal(signal.SIGALRM, interrupt)
+        self.calling = True
+        signal.setitimer(signal.ITIMER_REAL, left)
+        try:
+            yield
+        except Overdue as error:
+            raise Misuse("a call that takes longer than its step may", kind="timeout") from error
+        finally:
+            self.calling = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _request(self, app: str, api: str, arguments: dict, size: int) -> dict:
         """What AppWorld's requester makes of a call of so many bytes, and what it keeps of it for the log."""
@@ -216,6 +243,7 @@ class World:
         if message["op"] == "begin":
             requester.reset_request_count()
             self.calls, self.asked = [], 0
+            self.deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + message["seconds"]
             self.stepping = self.world.num_interactions < self.world.max_interactions
             return None
         if message["op"] == "end":
@@ -231,7 +259,12 @@ class World:
                     self.world.save_logs()
             except Exception as error:
                 return {"fault": f"cannot save the world: {type(error).__name__}: {error}"}
-            return {"api_calls": self.calls, "completed": self.completed(), "misuse": self.misuse}
+            return {
+                "api_calls": self.calls,
+                "completed": self.completed(),
+                "misuse": self.misuse,
+                "kind": self.misuse_kind,
+            }
         try:
             if self.fast:
                 self.world.save_all()
@@ -253,8 +286,21 @@ class World:
         return self.was_completed
 
 
+class Overdue(BaseException):
+    """Time is up; no `Exception`, which an API could catch."""
+
+
 class Misuse(Exception):
-    """The interpreter sent what no call of an API makes, or more than any task needs."""
+    """The interpreter sent what no call of an API makes, or more than any task needs.
+
+    Args:
+        what: in words that follow "sent".
+        kind: the failure kind of the step.
+    """
+
+    def __init__(self, what: str, kind: str = "forbidden") -> None:
+        super().__init__(what)
+        self.kind = kind
 
 
 _NOT_ARGUMENTS = ("client", "raise_on_failure", "track", "_app_name", "_api_name")
