@@ -44,8 +44,8 @@ class Kind:
 def machinery_faults(isolation: str, disk: bool) -> dict[str, Kind]:
     """Every kind by name.
 
-    Whatever comes from a process that runs agent code is its agent's doing, also that its channel closes. So the
-    channel of an interpreter is cut and garbled by agents, and not here; the world's is another one in split mode only.
+    Whatever comes from a process that runs agent code is its agent's doing, also that its channel closes or that it
+    hangs. So such a process is killed here and nothing else; a world is another process in split mode only.
 
     Args:
         isolation: the environments' mode; only `"split"` has interpreters with a host of their own.
@@ -57,7 +57,6 @@ def machinery_faults(isolation: str, disk: bool) -> dict[str, Kind]:
         "host's channel cut": Kind(hits_all=True),
         "garbage to host": Kind(hits_all=True),
         "world killed": Kind(),
-        "world stopped": Kind(places=("step",)),
         "garbage to world": Kind(places=("step", "score")),
         "world cannot write": Kind(places=("open", "step")),
         "evaluator killed": Kind(places=("score",)),
@@ -69,6 +68,7 @@ def machinery_faults(isolation: str, disk: bool) -> dict[str, Kind]:
             "agent host killed": Kind(hits_all=True),
             "garbage to agent host": Kind(hits_all=True),
             "interpreter killed": Kind(places=("open", "step")),
+            "world stopped": Kind(places=("step",)),
             "world's channel cut": Kind(places=("step", "score")),
         }
     if disk:
@@ -126,8 +126,10 @@ class FaultyEnvironments:
         self._live: set[FaultyEpisode] = set()
         self._struck: dict[process.HostProcess, str] = {}
         self._full: list[str] = []
-        self._ask = process.HostProcess._ask
+        self._pids: dict[tuple[process.HostProcess, int], int] = {}  # host and number of the request -> process id
+        self._ask, self._take_evaluator = process.HostProcess._ask, environments._take_evaluator
         process.HostProcess._ask = self._watched_ask()
+        environments._take_evaluator = self._watched_evaluator
 
     def open(self, task_id: RowTask) -> "FaultyEpisode":
         """Open an episode of the row's task; a fault is drawn for it."""
@@ -145,6 +147,11 @@ class FaultyEnvironments:
         """Wait for the faults under way. The real environments stay open."""
         self.pool.shutdown()
         process.HostProcess._ask = self._ask
+        self.environments._take_evaluator = self._take_evaluator
+
+    def idle_evaluators(self) -> set[int]:
+        """Ids of the processes that the real environments keep for the next evaluations."""
+        return {self._pids[child.host, child.id] for child in self.environments._idle_evaluators}
 
     @contextlib.contextmanager
     def spawning_for(self, episode: "FaultyEpisode") -> Iterator[None]:
@@ -157,18 +164,28 @@ class FaultyEnvironments:
 
     def _watched_ask(self):
         """Requests to hosts, with each process that they fork told to its episode; nothing else knows their ids."""
-        ask, here = self._ask, self._here
+        ask, here, pids = self._ask, self._here, self._pids
 
         def watched_ask(host: process.HostProcess, message: dict, fds: tuple[int, ...] = ()):
-            episode = getattr(here, "episode", None) if message["op"] == "spawn" else None
-            if episode is not None and message["kind"] == "evaluation":
-                episode.before_evaluation()
-            reply, sequence = ask(host, message, fds)
-            if episode is not None and reply["ok"]:
-                episode.started("world" if message["kind"] == "episode" else message["kind"], reply["pid"])
-            return reply, sequence
+            reply, number = ask(host, message, fds)
+            if message["op"] == "spawn" and reply["ok"]:
+                pids[host, number] = reply["pid"]
+                episode, kind = getattr(here, "episode", None), message["kind"]
+                if episode is not None and kind != "evaluation":
+                    episode.started("world" if kind == "episode" else kind, reply["pid"])
+            return reply, number
 
         return watched_ask
+
+    def _watched_evaluator(self) -> process.Child:
+        """The process of an evaluation, told to its episode: it may have evaluated before."""
+        episode = getattr(self._here, "episode", None)
+        if episode is not None:
+            episode.before_evaluation()
+        child = self._take_evaluator()
+        if episode is not None:
+            episode.started("evaluation", self._pids[child.host, child.id])
+        return child
 
     def draw(self, task_id: RowTask, attempt: int) -> Plan | None:
         """The fault of an attempt at a row, `None` for none."""
@@ -285,8 +302,9 @@ class FaultyEpisode:
     def started(self, kind: str, pid: int) -> None:
         """A host has forked a process for this episode."""
         if kind in self._processes:
-            os.close(self._processes[kind][1])
-        self._processes[kind] = pid, os.pidfd_open(pid)
+            os.close(self._processes.pop(kind)[1])
+        with contextlib.suppress(ProcessLookupError):  # it may have ended already
+            self._processes[kind] = pid, os.pidfd_open(pid)
 
     def before_evaluation(self) -> None:
         """The state is saved, its evaluation about to be asked for."""

@@ -27,10 +27,15 @@ class Leftovers:
         self._folders = folders
         self._descriptors, self._threads, self._files = descriptors(), set(threading.enumerate()), self._paths()
 
-    def between(self, environments: AppWorldEnvironments) -> list[str]:
-        """What episodes left behind while their environments are still open; one line each."""
+    def between(self, environments: AppWorldEnvironments, kept: set[int]) -> list[str]:
+        """What episodes left behind while their environments are still open; one line each.
+
+        Args:
+            environments: theirs.
+            kept: ids of the processes that wait for the next episode by intention.
+        """
         hosts = [keeper._host for keeper in environments._keepers if keeper._host is not None]
-        pids = {host.process.pid for host in hosts}
+        pids = kept | {host.process.pid for host in hosts}
         found = _when_settled(lambda: [f"process {pid}" for pid in host_processes(os.getpid()) if pid not in pids])
         # A host talks to its trainer through one socket; those of its children must be closed in it.
         for host in hosts:

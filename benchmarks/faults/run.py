@@ -77,7 +77,7 @@ def inject(
                     run.disturb([script for group in groups[start : start + BATCH // size] for script in group])
             finally:
                 faults.close()
-            findings.leftovers += before.between(environments)
+            findings.leftovers += before.between(environments, faults.idle_evaluators())
         findings.late += faults.late
         findings.leftovers += before.after()
     return run, findings
