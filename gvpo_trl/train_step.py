@@ -5,10 +5,11 @@
     action  (B, T) 1 on sampled tokens, 0 on observations, bridges and padding
 
 TRL's `_compute_loss` asks the model for log-probabilities of every completion token, observations included, and of
-every row, also where each advantage is 0. Here it is given a stand-in for the model that hides both.
+every row, also where each advantage is 0. Here it is given a stand-in for the model that hides both. Another one hides
+the observations where TRL scores old and reference log-probabilities.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,9 +34,7 @@ class ActionsOnly:
 
     def __call__(self, labels: torch.Tensor, **inputs: Any) -> Any:
         """Labels (B, P + T); tensors among the inputs have B rows."""
-        hidden = self.action_mask.new_ones(labels.shape, dtype=torch.bool)
-        hidden[:, -self.action_mask.shape[1] :] = self.action_mask == 0
-        labels = labels.masked_fill(hidden, -100)
+        labels = _only(self.action_mask, labels)
         if self.rows.all():
             return self.model(labels=labels, **inputs)
         inputs = {name: x[self.rows] if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
@@ -47,6 +46,34 @@ class ActionsOnly:
     def _all_rows(self, values: torch.Tensor) -> torch.Tensor:
         index = self.rows.nonzero().squeeze(1)
         return values.new_zeros(len(self.rows), values.shape[1]).index_copy(0, index, values)
+
+
+class ScoresActions:
+    """A model as TRL scores old and reference log-probabilities, some rows at a time; those of actions alone.
+
+    Args:
+        model: with TRL's fused head.
+        env_masks: by row, 1 on each sampled token of the completion.
+        length: T.
+    """
+
+    def __init__(self, model: Any, env_masks: Sequence[Sequence[int]], length: int):
+        self.model = model
+        self.action_mask = torch.tensor([[*mask, *[0] * (length - len(mask))] for mask in env_masks])
+        self._scored = 0
+
+    def __call__(self, labels: torch.Tensor, **inputs: Any) -> Any:
+        """Labels (rows, P + T) of the next rows."""
+        action_mask = self.action_mask[self._scored :][: len(labels)].to(labels.device)
+        self._scored += len(labels)
+        return self.model(labels=_only(action_mask, labels), **inputs)
+
+
+def _only(action_mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Labels (B, P + T) with -100 outside the action mask (B, T)."""
+    hidden = action_mask.new_ones(labels.shape, dtype=torch.bool)
+    hidden[:, -action_mask.shape[1] :] = action_mask == 0
+    return labels.masked_fill(hidden, -100)
 
 
 def loss_of_actions(

@@ -15,6 +15,7 @@ from accelerate.utils import gather_object
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
+from gvpo_trl.card import PAPER, name_local_base_model
 from gvpo_trl.config import GVPOConfig
 from gvpo_trl.data import announcing, check_chat, check_datasets, check_rows, failed_tokens
 from gvpo_trl.generation.transformers import transformers_session
@@ -24,7 +25,7 @@ from gvpo_trl.objective import outcome_advantages, shape_advantages
 from gvpo_trl.rewards import passed_tests_share
 from gvpo_trl.rollout.types import Generate, Trajectory
 from gvpo_trl.traces import FOLDER, TraceWriter
-from gvpo_trl.train_step import loss_of_actions
+from gvpo_trl.train_step import ActionsOnly, ScoresActions, loss_of_actions
 
 
 class GVPOTrainer(GRPOTrainer):
@@ -49,17 +50,7 @@ class GVPOTrainer(GRPOTrainer):
 
     _tag_names = ["trl", "gvpo"]  # noqa: RUF012 - TRL's own declaration
     _name = "GVPO"
-    _paper = {  # noqa: RUF012
-        "title": "Group Verification-based Policy Optimization for Interactive Coding Agents",
-        "citation": (
-            "@inproceedings{gvpo2026,\n"
-            "    title     = {{Group Verification-based Policy Optimization for Interactive Coding Agents}},\n"
-            "    booktitle = {International Conference on Learning Representations},\n"
-            "    year      = 2026,\n"
-            "    url       = {https://openreview.net/forum?id=RY47Tq0VsV},\n"
-            "}"
-        ),
-    }
+    _paper = PAPER
 
     def __init__(self, model, reward_funcs=None, args=None, train_dataset=None, eval_dataset=None, **kwargs):
         if args is None:
@@ -124,6 +115,14 @@ class GVPOTrainer(GRPOTrainer):
         """TRL's loss, without the work that cannot move the weights."""
         return loss_of_actions(self, super()._compute_loss, model, inputs)
 
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
+        """TRL's log-probabilities; observations cost no LM head, those of the loss are hidden already."""
+        if not isinstance(model, ActionsOnly):
+            model = ScoresActions(model, self._env_masks, logits_to_keep)
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+        )
+
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
         """(B over all ranks, functions) rewards, kept because the sign of an advantage must not hang on rounding."""
         self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -142,6 +141,7 @@ class GVPOTrainer(GRPOTrainer):
             for name, value in parsers.items():
                 setattr(tokenizer, name, value)
         check_rows(*head[1:], extra.get("failed_mask"))
+        self._env_masks = head[2]
         if "trajectory" in extra:
             empty = [{"role": "assistant", "content": ""}]  # TRL's tables need a message
             completions = [trajectory.completion_messages or empty for trajectory in extra["trajectory"]]
@@ -160,10 +160,8 @@ class GVPOTrainer(GRPOTrainer):
     def create_model_card(self, *args, **kwargs) -> None:
         """TRL's model card, which names a base model that is a local folder `None`."""
         super().create_model_card(*args, **kwargs)
-        card = Path(self.args.output_dir) / "README.md"
-        if self.is_world_process_zero() and card.is_file():
-            text = card.read_text("utf-8").replace("[None](https://huggingface.co/None)", "a local model")
-            card.write_text(text, "utf-8")
+        if self.is_world_process_zero():
+            name_local_base_model(Path(self.args.output_dir) / "README.md")
 
     # What the rollout asks for
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from trl import GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
 
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from tests.support.training import FAIL, finish, make_trainer
@@ -87,6 +88,48 @@ def test_old_logprobs_of_observations_do_not_reach_the_ratio(tmp_path):
     loss, gradients = _gradients(trainer, batch, _ours(trainer))
     assert loss.isfinite()
     assert all(gradient.isfinite().all() for gradient in gradients.values())
+
+
+def _batch_of_trl(trainer, monkeypatch):
+    """The batch with old and reference log-probabilities scored as TRL scores them."""
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            type(trainer), "_get_per_token_logps_and_entropies", GRPOTrainer._get_per_token_logps_and_entropies
+        )
+        return trainer.one_batch()
+
+
+@pytest.mark.parametrize("pad_to_multiple_of", [None, 64])
+def test_old_and_reference_logprobs_are_trls_on_actions_and_cost_no_others(tmp_path, monkeypatch, pad_to_multiple_of):
+    trainer = make_trainer(
+        tmp_path,
+        [SOLVED, PART, TIED, PART],
+        model=tiny_model(tiny_tokenizer()),
+        steps_per_generation=2,
+        gradient_accumulation_steps=1,
+        per_device_train_batch_size=2,
+        pad_to_multiple_of=pad_to_multiple_of,
+    )
+    trainer.beta, trainer.ref_model = 0.1, tiny_model(tiny_tokenizer(), seed=1)
+    add_fused_lm_head(trainer.ref_model)
+    trainer.script = lambda number, row: [SOLVED, PART, TIED, PART][number]
+    want = _batch_of_trl(trainer, monkeypatch)
+    with _calls(trainer) as seen:
+        got = trainer.one_batch()
+    actions = (got["completion_mask"] * got["tool_mask"]).bool()
+    assert 0 < actions.sum() < got["completion_mask"].sum()
+    for name in ("old_per_token_logps", "ref_per_token_logps"):
+        torch.testing.assert_close(got[name][actions], want[name][actions])
+        assert not got[name][~actions].any()
+    scored = torch.cat([call["labels"] for call in seen]) != -100
+    width = actions.shape[1]
+    assert len(seen) == 2  # rows come in micro-batches
+    assert torch.equal(scored[:, -width:], actions)
+    assert not scored[:, :-width].any()
+    _, theirs = _gradients(trainer, want, _ours(trainer))
+    _, ours = _gradients(trainer, got, _ours(trainer))
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name])
 
 
 def test_only_actions_are_labels(tmp_path):

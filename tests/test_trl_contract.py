@@ -102,6 +102,13 @@ def test_the_overridden_methods_have_these_signatures():
     assert {"processing_class", "peft_config", "tools", "rollout_func", "environment_factory"} <= {
         *parameters(GRPOTrainer.__init__)
     }
+    assert parameters(GRPOTrainer._get_per_token_logps_and_entropies)[:5] == [
+        "self",
+        "model",
+        "input_ids",
+        "attention_mask",
+        "logits_to_keep",
+    ]
     assert {"dataloader", "description", "metric_key_prefix"} <= {*parameters(GRPOTrainer.evaluation_loop)}
     assert parameters(GRPOTrainer.create_model_card) == ["self", "model_name", "dataset_name", "tags"]
     assert parameters(unwrap_model_for_generation) == [
@@ -124,6 +131,7 @@ def test_nothing_of_trls_is_hidden_by_accident():
         "_paper",
         "_generate_and_score_completions",
         "_compute_loss",
+        "_get_per_token_logps_and_entropies",
         "_calculate_rewards",
         "_generate",
         "evaluation_loop",
