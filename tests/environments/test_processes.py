@@ -192,6 +192,26 @@ def test_hosts_that_die_again_and_again_exhaust_the_environment(pocket_root, app
             environments.open(task)
 
 
+def test_hosts_do_not_grow_with_their_episodes(own, task):
+    """AppWorld leaks about a megabyte per world in a process that is used again."""
+
+    def play(times):
+        for _ in range(times):
+            with own.open(task) as episode:
+                episode.step("print(apis.supervisor.show_profile())")
+                episode.score()
+
+    def resident_kb():
+        pids = [keeper._host.process.pid for keeper in own._keepers]
+        status = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
+        return sum(int(text.partition("VmRSS:")[2].split()[0]) for text in status)
+
+    play(2)
+    before = resident_kb()
+    play(8)
+    assert resident_kb() - before < 4_000
+
+
 def test_grandchildren_go_with_their_episode(plain, task):
     code = """
 os = __import__('posix')
