@@ -288,3 +288,24 @@ print('all')
     with environments.open(task) as episode:
         lines = episode.step(code).text.splitlines()
     assert lines[-1] == "all" and all(line.endswith(" 0") for line in lines[:-1]), lines
+
+
+def test_calls_that_a_time_out_breaks_off_are_no_misuse(environments, task):
+    code = LOGIN + """
+note_id = apis.simple_note.create_note(title="x", content="y" * 500_000, access_token=token)["note_id"]
+def calls():  # slow ones: the time is to be up before the number of calls is
+    while True:
+        try:
+            apis.simple_note.show_note(note_id=note_id, access_token=token)
+        except Exception as error:
+            return str(error)
+first = calls()
+second = apis.simple_note.search_notes(access_token=token)
+print(first.partition(":")[0], len(second) > 0)
+"""
+    for _ in range(3):
+        with environments.open(task) as episode:
+            result = episode.step(code)
+            assert not result.ended, result.text
+            assert result.failure is None and "Exceeded" not in result.text, result.text
+            assert episode.step("print(len(apis.simple_note.search_notes(access_token=token)) > 0)").text == "True\n"

@@ -149,6 +149,7 @@ class Calls:
         self._sock = sock
         self._incoming, self._outgoing = bytearray(), bytearray()
         self._numbers = itertools.count(1)
+        self._awaited: int | None = None
         self._dice = wire.Dice()
 
     def __call__(self, app: str, api: str, arguments: dict) -> dict:
@@ -161,17 +162,24 @@ class Calls:
             raise ValueError("Circular reference detected") from None
         if len(payload) > wire.MAX_CALL_BYTES:
             raise Exception(f"A call of {len(payload)} bytes is over the limit of {wire.MAX_CALL_BYTES}.")
+        self._finish()  # with a call that a time-out broke off; the world takes one at a time
+        self._awaited = number
         self._outgoing += _LENGTH.pack(len(payload)) + payload
-        while self._outgoing:
-            self._move(select.POLLOUT, self._write)
-        while True:
-            reply = self._next_reply()
-            # The answer to a call that a time-out broke off is passed over.
-            if reply["id"] == number:
-                break
+        reply = self._finish()
         if reply.get("random"):
             self._dice.take(reply["random"])
         return reply
+
+    def _finish(self) -> dict | None:
+        """Send what is left to send, and wait for the answer that is awaited, if one is."""
+        while self._outgoing:
+            self._move(select.POLLOUT, self._write)
+        while self._awaited is not None:
+            reply = self._next_reply()
+            if reply["id"] == self._awaited:
+                self._awaited = None
+                return reply
+        return None
 
     def _next_reply(self) -> dict:
         while True:
