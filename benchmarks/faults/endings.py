@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForCausalLM, TrainerCallback, TrainerState
+from transformers.trainer_utils import get_last_checkpoint
 
+from benchmarks.faults.judge import log_of_the_loop
 from benchmarks.faults.leftovers import host_processes
 from benchmarks.faults.scripts import Script, Scripts
 from benchmarks.faults.trainer import make_trainer
@@ -60,20 +62,23 @@ def training_stops(root: Path, folder: Path, task_id: str, **limits: Any) -> lis
         root, output_dir=folder, rehearse=False, max_restarts=RESTARTS, **limits
     ) as environments:
         dying = DyingHosts(environments)
-        options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "disable_tqdm": True}
+        options = {"max_steps": 9, "save_strategy": "steps", "save_steps": 1, "disable_tqdm": True}
         trainer = make_trainer(root, folder / "trainer", book, MultiTurnRollout(dying), GROUP, **options)
         trainer.scripts = [Script(task_id, "solved"), *[Script(task_id, "declared")] * (GROUP - 1)]
         trainer.add_callback(_DeathAfterFirstStep(dying))
         try:
-            trainer.train()
+            with log_of_the_loop([]):
+                trainer.train()
         except EnvironmentsExhausted as error:
             told = str(error)
         else:
             return ["training went on although its hosts died again and again"]
     wrong = [] if "times in a row; last cause: the " in told else [f"training stopped without the last cause: {told}"]
-    checkpoint = folder / "trainer" / "checkpoint-1"
-    if TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).global_step != 1:
-        wrong.append("the checkpoint is not that of the last step")
+    # The step in which the hosts die may still end, with rows that cannot be scored.
+    checkpoint = Path(get_last_checkpoint(folder / "trainer"))
+    steps = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).global_step
+    if steps != trainer.state.global_step:
+        wrong.append(f"the last checkpoint is that of step {steps}, training came to {trainer.state.global_step}")
     loaded = AutoModelForCausalLM.from_pretrained(checkpoint).state_dict()
     current = trainer.model.state_dict()
     return wrong + [f"{name} differs in the checkpoint" for name in loaded if not loaded[name].equal(current[name])]

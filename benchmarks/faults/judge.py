@@ -80,7 +80,7 @@ class Run:
     def disturb(self, scripts: Sequence[Script]) -> None:
         """Play whole groups of scripts while the machinery breaks, and judge every row."""
         first, logged = self._row, []
-        with _log_of_the_loop(logged):
+        with log_of_the_loop(logged):
             try:
                 trajectories, batch = self._play(scripts)
             except Exception as error:
@@ -184,7 +184,7 @@ def _advantage(reward: float | None, group: list[float], failed: bool) -> float:
 
 
 @contextlib.contextmanager
-def _log_of_the_loop(lines: list[str]) -> Iterator[None]:
+def log_of_the_loop(lines: list[str]) -> Iterator[None]:
     """Collect what the rollout loop logs during the block. TRL's dumps of rows without a reward go nowhere."""
     loop, trl = logging.getLogger("gvpo_trl.rollout.loop"), logging.getLogger("trl.trainer.grpo_trainer")
     handler = logging.Handler()

@@ -82,7 +82,7 @@ def misbehaviours(isolation: str) -> dict[str, Misbehaviour]:
             refused,
         ),
         # Filled at first, then claimed: a gigabyte of pages alone takes seconds on a machine that is busy.
-        "memory": _code("hoard = [b'x' * (1 << 28)]\nwhile True:\n    hoard.append(bytearray(1 << 26))", K.MEMORY),
+        "memory": _code("hoard = [b'x' * (1 << 28)]\nwhile True:\n    hoard.append(bytes(1 << 26))", K.MEMORY),
         "100 MB printed": _code("print('x' * 100_000_000)", K.OUTPUT),
         "endless recursion": _code("def deeper():\n    deeper()\ndeeper()", K.RUNTIME),
         "logout everywhere": _code(
