@@ -66,6 +66,7 @@ class GVPOTrainer(GRPOTrainer):
         check_chat(model, kwargs.get("processing_class"), args, train_dataset)
         self.rollout_rows: list[dict[str, Any]] = []
         self._outcomes: list[tuple[str, bool | None]] = []
+        self._env_masks: list[list[int]] | None = None  # of the rows that are being scored
         reward_funcs = passed_tests_share if reward_funcs is None else reward_funcs
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         if eval_dataset is not None:
@@ -79,6 +80,7 @@ class GVPOTrainer(GRPOTrainer):
         """TRL's batch with per-token advantages: shaped (B, T) in the place of (B,)."""
         self.rollout_rows = inputs
         batch = super()._generate_and_score_completions(inputs)
+        self._env_masks = None
         action_mask = batch["completion_mask"] * batch["tool_mask"]  # (B, T)
         failed_mask = failed_tokens(inputs, action_mask)  # (B, T)
         outcome = self._outcome_advantages(batch["advantages"])  # (B,), NaN where unscorable
@@ -117,7 +119,7 @@ class GVPOTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
         """TRL's log-probabilities; observations cost no LM head, those of the loss are hidden already."""
-        if not isinstance(model, ActionsOnly):
+        if self._env_masks is not None and not isinstance(model, ActionsOnly):
             model = ScoresActions(model, self._env_masks, logits_to_keep)
         return super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
