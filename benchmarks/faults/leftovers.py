@@ -25,6 +25,7 @@ class Leftovers:
 
     def __init__(self, *folders: Path) -> None:
         self._folders = folders
+        self._processes = set(host_processes(os.getpid()))
         self._descriptors, self._threads, self._files = descriptors(), set(threading.enumerate()), self._paths()
 
     def between(self, environments: AppWorldEnvironments, kept: set[int]) -> list[str]:
@@ -35,7 +36,7 @@ class Leftovers:
             kept: ids of the processes that wait for the next episode by intention.
         """
         hosts = [keeper._host for keeper in environments._keepers if keeper._host is not None]
-        pids = kept | {host.process.pid for host in hosts}
+        pids = kept | self._processes | {host.process.pid for host in hosts}
         found = _when_settled(lambda: [f"process {pid}" for pid in host_processes(os.getpid()) if pid not in pids])
         # A host talks to its trainer through one socket; those of its children must be closed in it.
         for host in hosts:
@@ -48,7 +49,8 @@ class Leftovers:
 
     def after(self) -> list[str]:
         """What is there now and was not at the beginning; one line each."""
-        found = _when_settled(lambda: [f"process {pid}" for pid in host_processes(os.getpid())])
+        before = self._processes
+        found = _when_settled(lambda: [f"process {pid}" for pid in host_processes(os.getpid()) if pid not in before])
         found += [f"thread {thread.name}" for thread in threading.enumerate() if thread not in self._threads]
         for descriptor, target in descriptors().items():
             if descriptor not in self._descriptors:

@@ -212,6 +212,22 @@ def test_hosts_do_not_grow_with_their_episodes(own, task):
     assert resident_kb() - before < 4_000
 
 
+def test_a_host_that_cannot_be_started_is_a_fault_and_exhausts_in_the_end(pocket_root, appworld_venv, task):
+    environments = AppWorldEnvironments(pocket_root, rehearse=False, venv=appworld_venv, max_restarts=1)
+    with environments:
+        descriptors = len(os.listdir("/proc/self/fd"))
+        environments._workspace.path.rename(moved := environments._workspace.path.with_name("moved"))
+        try:
+            for _ in range(2):
+                with pytest.raises(HostFault, match=r"cannot be started: .*No such file"):
+                    environments.open(task)
+            with pytest.raises(EnvironmentsExhausted, match="No such file"):
+                environments.open(task)
+            assert len(os.listdir("/proc/self/fd")) == descriptors
+        finally:
+            moved.rename(environments._workspace.path)
+
+
 def test_grandchildren_go_with_their_episode(plain, task):
     code = """
 os = __import__('posix')

@@ -73,8 +73,16 @@ class HostProcess:
         self._ready: dict | None = None
         self.log_path = launch.workspace.path / f"{launch.name}-{generation}.log"
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self.process = self._start(theirs)
+        except OSError as error:  # no process, no descriptor, no room on the disk
+            self._control.close()
+            raise launch.fault(f"the {launch.name} cannot be started: {error}") from error
+
+    def _start(self, theirs: socket.socket) -> subprocess.Popen:
+        launch = self.launch
         with theirs, open(self.log_path, "w") as log:
-            self.process = subprocess.Popen(
+            return subprocess.Popen(
                 [str(launch.python), "-I", str(launch.script), str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -215,7 +223,12 @@ class HostKeeper:
                 )
             self._generation += 1
             time.sleep(min(2.0, 0.1 * self._deaths**2))
-            self._host = HostProcess(self.launch, self._generation)
+            try:
+                self._host = HostProcess(self.launch, self._generation)
+            except EnvironmentFault as error:
+                self._deaths += 1
+                self._last_cause = str(error)
+                raise
 
     def begin(self) -> None:
         """Start the host if there is none, and don't wait until it is ready; raises as `get` does."""
