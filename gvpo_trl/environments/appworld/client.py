@@ -361,6 +361,8 @@ class AppWorldEnvironments:
             self._slots.notify_all()
         for episode in prefetched:
             episode.close()
+        while self._idle_evaluators:
+            self._idle_evaluators.pop().end(quiet=True)
         self._finalizer()
 
     def __enter__(self) -> "AppWorldEnvironments":
