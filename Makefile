@@ -19,7 +19,7 @@ POCKET_SOURCES := $(wildcard $(APPWORLD)/pocket*.py $(APPWORLD)/families/*)
 SAY := @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-vllm lint notebooks setup appworld pocket clean
+.PHONY: help quickstart test test-vllm test-faults lint notebooks setup appworld pocket clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -36,6 +36,10 @@ test: setup appworld pocket lint  ## everything that CI runs
 test-vllm: $(VLLM_VENV)/.stamp  ## the tests with the real vLLM, on a CPU, in an environment of their own
 	$(SAY) "tests with vLLM"
 	@$(VLLM_VENV)/bin/python -m pytest tests/vllm_engine $(PYTEST_ARGS)
+
+test-faults: setup appworld pocket  ## the tests that inject faults at random, for a machine that does nothing else
+	$(SAY) "tests with random faults"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults $(PYTEST_ARGS)
 
 lint: setup  ## ruff
 	$(SAY) "lint"

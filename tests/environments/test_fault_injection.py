@@ -16,6 +16,8 @@ from benchmarks.faults.run import inject, pick_tasks
 from gvpo_trl.failures import FailureKind
 from gvpo_trl.rollout.types import StopReason
 
+pytestmark = pytest.mark.faults
+
 EPISODES, RATE, SEED = 20, 0.3, 45
 
 
