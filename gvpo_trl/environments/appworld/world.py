@@ -26,7 +26,7 @@ MAX_CALLS = 10
 """How many times as many messages as AppWorld allows calls a step may send; AppWorld does not count all of them."""
 MAX_EPISODE_BYTES = 64 * 1024 * 1024
 """Bytes of all calls of an episode."""
-MAX_CHANGES_BYTES = 64 * 1024 * 1024
+MAX_CHANGES_BYTES = 16 * 1024 * 1024
 """Bytes of all that an episode writes to its databases, each statement whole."""
 LOGGED_BYTES, LOGGED_IN_ALL = 10_000, 4 * 1024 * 1024
 """A call longer than the first is logged in brief once an episode's calls are longer than the second."""
@@ -206,7 +206,7 @@ class World:
         # These name what a request goes through, and no parameter of an API.
         arguments = {name: value for name, value in arguments.items() if name not in _NOT_ARGUMENTS}
         token = arguments.get("access_token")
-        if isinstance(token, str) and token.count(".") == 2 and token not in self.tokens:
+        if token is not None and f"{token}".count(".") == 2 and f"{token}" not in self.tokens:
             # AppWorld signs tokens with a constant, so anybody can make any user's: only those given out count.
             arguments["access_token"] = "x"
         try:
