@@ -219,7 +219,7 @@ class Scene:
         self.loot = folder / f"loot-{next(self.numbers)}"
         self.loot.mkdir()
         self.loot.chmod(0o777)
-        self.victim = subprocess.Popen(["/bin/sleep", "600"])
+        self.victim = subprocess.Popen(["/bin/sleep", "120"])
         self.values = {"LOOT": str(self.loot), "VICTIM": self.victim.pid}
         self.record = {"steps": [], "completed": False}
 

@@ -63,7 +63,7 @@ STATES = {
     "notes without end": (
         "token = login('simple_note')\n"
         "for i in range(10):\n"
-        "    apis.simple_note.create_note(title=str(i), content='\\x01' * 300_000, access_token=token)",
+        "    apis.simple_note.create_note(title=str(i), content='\\x01' * 100_000, access_token=token)",
         None,
     ),
 }

@@ -172,9 +172,19 @@ FORGED_TOKEN = (
     "header, payload, _ = token.split('.')\n"
     "payload = encoded(json.dumps(decoded(payload) | {'sub': f'venmo+{other}'}).encode())\n"
     "sealed = encoded(hmac.new(b'SECRET', f'{header}.{payload}'.encode(), hashlib.sha256).digest())\n"
-    "account = apis.venmo.show_account(access_token=f'{header}.{payload}.{sealed}')\n"
-    "print('WORKED' if account['email'] == other else '')"
+    "forged = f'{header}.{payload}.{sealed}'\n"
 )
+TOKENS = {
+    "another user's token": "account = apis.venmo.show_account(access_token=forged)",
+    "another user's token as the text of one's own": (
+        "class Token(str):\n    def __str__(self):\n        return forged\n"
+        "account = apis.venmo.show_account(access_token=Token(token))"
+    ),
+    "another user's token as the text of an object": (
+        "class Token:\n    def __str__(self):\n        return forged\n"
+        "account = apis.venmo.show_account(access_token=Token())"
+    ),
+}
 
 AFTERWARDS = {
     "a thread": (
@@ -262,7 +272,15 @@ ATTACKS = [
         Attack(kind="raw", name=name, code=CARD + code, sign=Sign.SAID, control=None if "redirect" in name else "open")
         for name, code in RAW_ROUTES.items()
     ],
-    Attack(kind="passwords", name="another user's token", code=FORGED_TOKEN, sign=Sign.SAID),
+    *[
+        Attack(
+            kind="passwords",
+            name=name,
+            code=f"{FORGED_TOKEN}{code}\nprint('WORKED' if account['email'] == other else '')",
+            sign=Sign.SAID,
+        )
+        for name, code in TOKENS.items()
+    ],
     *[
         Attack(kind="afterwards", name=name, code=code, sign=sign, wait_s=1.5)
         for name, (code, sign) in AFTERWARDS.items()

@@ -45,8 +45,10 @@ def play(request, pocket_root: Path, appworld_venv: Path) -> Callable[[str], dic
 
     def outcome(mode: str) -> dict:
         if mode not in outcomes:
+            outcomes[mode] = None
             work = set_out(folder / mode, mode, pocket_root, venv, ORDINARY if becomes else None)
             outcomes[mode] = run_worker(work, repository, ORDINARY if becomes else None)
+        assert outcomes[mode] is not None, "the attempts could not be made; see the first test that asked for them"
         return outcomes[mode]
 
     yield outcome
