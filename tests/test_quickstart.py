@@ -42,7 +42,7 @@ def test_the_committed_agent_is_small_and_its_tokenizer_is_lossless():
     model = AutoModelForCausalLM.from_pretrained(RECIPE / "model")
     tokenizer = AutoTokenizer.from_pretrained(RECIPE / "model")
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == model.config.eos_token_id
-    for text in ("é日本 \t foo  bar\r\n\"Ana's Banana\"", "token = apis.x.y()\n    ^^^^^~~", "Harbor 13 ana@mail.com"):
+    for text in ('é日本 \t foo  bar\r\n"Ana\'s Banana"', "token = apis.x.y()\n    ^^^^^~~", "Harbor 13 ana@mail.com"):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     for values in closed_sets().values():
         for value in values:

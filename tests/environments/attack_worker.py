@@ -32,7 +32,7 @@ from tests.environments.attacks import PRELUDE, TASKS, Attack, Sign, every_attac
 from tests.environments.support import solution
 
 PARALLEL = 4
-STEP_S, PATIENCE_S = 5, 12
+STEP_S, PATIENCE_S, SCORE_PATIENCE_S = 5, 12, 45
 MAX_OUTPUT = 100_000
 MAX_MARKS = 1_000
 SHARED, GROUP = ("open", "/proc", "links", "others", "sockets", "signals"), 10
@@ -203,7 +203,7 @@ class Maker:
             Sign.VICTIM: scene.victim.poll() is not None,
             Sign.HEARD: any(name in line for line in self.listener.heard),
             Sign.LOST: whole["fault"] is not None,
-            Sign.LATE: any(slow) or whole.get("score_seconds", 0) > PATIENCE_S,
+            Sign.LATE: any(slow) or whole.get("score_seconds", 0) > SCORE_PATIENCE_S,
         }
         scene.close()
         return {sign for sign, shows in showed.items() if shows}

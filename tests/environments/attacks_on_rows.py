@@ -137,6 +137,12 @@ FLOODS = {
         ),
         Sign.SAID,
     ),
+    "a search without end": (
+        "token = login('simple_note')\n"
+        "apis.simple_note.create_note(title='x', content='a or ' * 150_000, access_token=token)\n"
+        "apis.simple_note.search_notes(query='\"' + 'a ' * 4_000 + '\"', access_token=token)",
+        Sign.LOST,
+    ),
     "a comparison without end": (
         "token, random = login('todoist'), __import__('random')\n"
         "signs = [chr(i) for i in (*range(48, 123), *range(0x100, 0x132))]\n"

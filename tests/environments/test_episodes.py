@@ -291,7 +291,9 @@ print('all')
 
 
 def test_calls_that_a_time_out_breaks_off_are_no_misuse(environments, task):
-    code = LOGIN + """
+    code = (
+        LOGIN
+        + """
 note_id = apis.simple_note.create_note(title="x", content="y" * 500_000, access_token=token)["note_id"]
 def calls():  # slow ones: the time is to be up before the number of calls is
     while True:
@@ -303,6 +305,7 @@ first = calls()
 second = apis.simple_note.search_notes(access_token=token)
 print(first.partition(":")[0], len(second) > 0)
 """
+    )
     for _ in range(3):
         with environments.open(task) as episode:
             result = episode.step(code)

@@ -47,6 +47,3 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0, **overrides) -
         **overrides,
     )
     return Qwen2ForCausalLM(config)
-
-
-

@@ -12,13 +12,9 @@ has the attributes that `execute` reads, and a requester whose requests go over 
 import copy
 import gc
 import importlib.util
-import itertools
 import json
 import os
-import select
-import signal
 import socket
-import struct
 import sys
 import sysconfig
 from pathlib import Path
@@ -34,15 +30,15 @@ def _load_sibling(name: str):
 
 
 channel = _load_sibling("channel")
+wire = _load_sibling("wire")
+calls = _load_sibling("calls")
 forkserver = _load_sibling("forkserver")
 interpreter = _load_sibling("interpreter")
 sandbox = _load_sibling("sandbox")
 verdicts = _load_sibling("verdicts")
-wire = _load_sibling("wire")
 
 CONFIG = json.loads(os.environ.pop("GVPO_HOST"))
-_LENGTH = struct.Struct(">I")
-_dumps, _loads, _exit, _close = json.dumps, json.loads, os._exit, os.close
+_loads, _exit = json.loads, os._exit
 READABLE = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     *(entry for entry in sys.path if os.path.isdir(entry)),
@@ -107,7 +103,7 @@ class Interpreter:
         set_local_random_seed(hello["random_seed"])
         date_and_time = datetime.fromisoformat(hello["datetime"])
         set_local_date_and_time(date_and_time)
-        world.apis, world.requester = collect_apis(hello["apis"], date_and_time, Calls(sock))
+        world.apis, world.requester = collect_apis(hello["apis"], date_and_time, calls.Calls(sock))
         world.shell.user_ns["apis"], world.shell.user_ns["requester"] = world.apis, world.requester
         self.world = world
         self.recorder = verdicts.Recorder(world)
@@ -142,84 +138,11 @@ class Interpreter:
         }
 
 
-class Calls:
-    """The interpreter's end of the socket to its world. One call at a time; a step's time-out may break one off."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._incoming, self._outgoing = bytearray(), bytearray()
-        self._numbers = itertools.count(1)
-        self._awaited: int | None = None
-        self._dice = wire.Dice()
-
-    def __call__(self, app: str, api: str, arguments: dict) -> dict:
-        """The world's answer: a response's `status` and `text` and the requests that were `tracked`, or an `error`."""
-        number = next(self._numbers)
-        try:
-            message = {"id": number, "app": app, "api": api}
-            payload = _dumps(message | {"arguments": wire.encode(arguments), "random": self._dice.news()}).encode()
-        except RecursionError:
-            raise ValueError("Circular reference detected") from None
-        if len(payload) > wire.MAX_CALL_BYTES:
-            raise Exception(f"A call of {len(payload)} bytes is over the limit of {wire.MAX_CALL_BYTES}.")
-        self._finish()  # with a call that a time-out broke off; the world takes one at a time
-        self._awaited = number
-        self._outgoing += _LENGTH.pack(len(payload)) + payload
-        reply = self._finish()
-        if reply.get("random"):
-            self._dice.take(reply["random"])
-        return reply
-
-    def _finish(self) -> dict | None:
-        """Send what is left to send, and wait for the answer that is awaited, if one is."""
-        while self._outgoing:
-            self._move(select.POLLOUT, self._write)
-        while self._awaited is not None:
-            reply = self._next_reply()
-            if reply["id"] == self._awaited:
-                self._awaited = None
-                return reply
-        return None
-
-    def _next_reply(self) -> dict:
-        while True:
-            if len(self._incoming) >= _LENGTH.size:
-                (length,) = _LENGTH.unpack_from(self._incoming)
-                end = _LENGTH.size + length
-                if len(self._incoming) >= end:
-                    payload = bytes(self._incoming[_LENGTH.size : end])
-                    del self._incoming[:end]
-                    return _loads(payload)
-            self._move(select.POLLIN, self._read)
-
-    def _write(self) -> None:
-        del self._outgoing[: self._sock.send(self._outgoing, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)]
-
-    def _read(self) -> None:
-        chunk = self._sock.recv(1 << 20, socket.MSG_DONTWAIT)
-        if not chunk:
-            raise ConnectionError("the world is gone")
-        self._incoming += chunk
-
-    def _move(self, event: int, action) -> None:
-        """Send or receive a piece; a time-out comes before or after it, never between the transfer and its record."""
-        poll = select.poll()
-        poll.register(self._sock, event)
-        poll.poll()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-        try:
-            action()
-        except BlockingIOError:
-            pass
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-
-
-def collect_apis(names: dict[str, list[str]], date_and_time, calls: Calls) -> tuple:
+def collect_apis(names: dict[str, list[str]], date_and_time, call) -> tuple:
     """AppWorld's collection of APIs, each of which calls the world, and the requester behind them."""
     from appworld.collections import apis
 
-    requester = make_requester(names, date_and_time, calls)
+    requester = make_requester(names, date_and_time, call)
     collection = apis.ApiCollection(error_message="No app named '{key}' found.")
     for app in names:
         collection[app] = apis.CustomErrorMessageMunch.build("No API named '{key}' found in the " + app + " app.")
@@ -229,7 +152,7 @@ def collect_apis(names: dict[str, list[str]], date_and_time, calls: Calls) -> tu
     return collection, requester
 
 
-def make_requester(names: dict[str, list[str]], date_and_time, calls: Calls):
+def make_requester(names: dict[str, list[str]], date_and_time, call):
     """AppWorld's requester with everything but `request` shut, and that one going over the socket."""
     from appworld.requester import CustomResponse, Requester, RequestTracker
 
@@ -253,7 +176,7 @@ def make_requester(names: dict[str, list[str]], date_and_time, calls: Calls):
                 raise Exception(f"No app named '{_app_name}' found.")
             if not isinstance(_api_name, str) or len(_api_name) > 100:
                 raise Exception(f"No API named '{_api_name}' found in the {_app_name} app.")
-            reply = calls(str(_app_name), str(_api_name), copy.deepcopy(data))
+            reply = call(str(_app_name), str(_api_name), copy.deepcopy(data))
             self.request_tracker.requests += wire.decode(reply.get("tracked", []))
             if "error" in reply:
                 raise wire.build_error(reply["error"], sys.modules)

@@ -49,6 +49,9 @@ class AppWorldEpisode:
             raise
         self.reset = ResetResult(task_id=task_id, seconds=time.monotonic() - started)
 
+    _forfeited: str | None = None
+    """How the agent itself brought its world to an end that leaves no state: then it has passed no test."""
+
     def _open(self) -> None:
         """Start the processes and wait until they are ready."""
         raise NotImplementedError
@@ -115,7 +118,7 @@ class AppWorldEpisode:
 
     def _evaluate(self) -> dict[str, tuple[str, ...]]:
         try:
-            reply = self._run_evaluation(untouched=False)
+            reply = {"unreplayable": self._forfeited} if self._forfeited else self._run_evaluation(untouched=False)
             if "unreplayable" not in reply:
                 return {name: tuple(str(text) for text in reply[name]) for name in ("passed", "failed")}
             # If the task's own state can be evaluated, the tests are right and this state breaks them all.
@@ -293,7 +296,14 @@ class SplitEpisode(AppWorldEpisode):
         self._agent.end(quiet=True)
         if self._world.alive:
             if self._owes_answer:
-                self._world.call(None, self._environments.open_timeout_s)
+                try:
+                    self._world.call(None, self._environments.open_timeout_s)
+                except channel.ChannelClosed:
+                    status = self._world.status
+                    if status is None or not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGXCPU:
+                        raise
+                    self._forfeited = "a call of the agent's kept the world busy until the kernel ended it"
+                    return
                 self._owes_answer = False
             self._world.call({"op": "finish"}, self._environments.open_timeout_s)
             self._world.end()

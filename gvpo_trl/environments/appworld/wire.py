@@ -7,14 +7,17 @@ address takes the text, and a body refuses the value by the name of its type.
 
 import builtins
 import collections
+import contextlib
 import datetime
 import decimal
 import enum
 import json
+import os
 import pathlib
 import random
 import re
 import uuid
+from collections.abc import Iterator
 
 MAX_CALL_BYTES = 1024 * 1024
 """Longest message of an agent to its world."""
@@ -154,6 +157,20 @@ class Dice:
         except (TypeError, ValueError, IndexError, KeyError, OverflowError):
             return
         self._known = random.getstate()
+
+    @contextlib.contextmanager
+    def unforeseeable(self) -> Iterator[None]:
+        """Have what is drawn meanwhile not follow from the sequence, which goes on as after one code drawn."""
+        state = random.getstate()
+        random.seed(os.urandom(32))
+        other = random.getstate()
+        try:
+            yield
+        finally:
+            drawn = random.getstate() != other
+            random.setstate(state)
+            if drawn:
+                random.getrandbits(128)
 
 
 def describe_error(error: Exception) -> dict:

@@ -6,6 +6,7 @@ and the steps, knows whether the task was declared complete, and saves the state
 
 import contextlib
 import json
+import resource
 import select
 import signal
 import socket
@@ -28,6 +29,8 @@ MAX_EPISODE_BYTES = 64 * 1024 * 1024
 """Bytes of all calls of an episode."""
 MAX_CHANGES_BYTES = 16 * 1024 * 1024
 """Bytes of all that an episode writes to its databases, each statement whole."""
+CPU_AFTER_S = 3
+"""CPU time that a call may take beyond the deadline of its step before the kernel ends the world."""
 LOGGED_BYTES, LOGGED_IN_ALL = 10_000, 4 * 1024 * 1024
 """A call longer than the first is logged in brief once an episode's calls are longer than the second."""
 _REFUSED = '{"message": "This API is not for agents."}'
@@ -180,7 +183,10 @@ class World:
 
     @contextlib.contextmanager
     def _in_time(self) -> Iterator[None]:
-        """End what still runs when the step must be over: some APIs take minutes for arguments made for that."""
+        """End what still runs when the step must be over: some APIs take minutes for arguments made for that.
+
+        SQLite's code cannot be interrupted by an exception. Then the world dies of SIGXCPU, which only this can cause.
+        """
 
         def interrupt(number, frame) -> None:
             if self.calling:
@@ -190,6 +196,7 @@ class World:
         left = max(0.01, self.deadline - time.clock_gettime(time.CLOCK_MONOTONIC))
         signal.signal(signal.SIGALRM, interrupt)
         self.calling = True
+        _limit_cpu(int(time.clock_gettime(time.CLOCK_PROCESS_CPUTIME_ID) + left) + CPU_AFTER_S)
         signal.setitimer(signal.ITIMER_REAL, left, 0.2)  # again and again: some code passes over everything raised
         try:
             yield
@@ -198,6 +205,7 @@ class World:
         finally:
             self.calling = False
             signal.setitimer(signal.ITIMER_REAL, 0)
+            _limit_cpu(resource.RLIM_INFINITY)
 
     def _request(self, app: str, api: str, arguments: dict, size: int) -> dict:
         """What AppWorld's requester makes of a call of so many bytes, and what it keeps of it for the log."""
@@ -210,7 +218,8 @@ class World:
             # AppWorld signs tokens with a constant, so anybody can make any user's: only those given out count.
             arguments["access_token"] = "x"
         try:
-            response = self.world.requester._request(app, api, raise_on_failure=False, **arguments)
+            with self.dice.unforeseeable() if self._sends_a_code(api, arguments) else contextlib.nullcontext():
+                response = self.world.requester._request(app, api, raise_on_failure=False, **arguments)
             self._remember_token(response.text)
             reply = {"status": response.status_code, "text": response.text}
         except Exception as error:
@@ -223,6 +232,13 @@ class World:
                 requests[index]["data"]["access_token"] = token  # the log tells what was passed
             requests[index] = host_patches.loggable(requests[index], whole)
         return reply | {"tracked": [wire.encode(request) for request in requests[count:]]}
+
+    def _sends_a_code(self, api: str, arguments: dict) -> bool:
+        """Whether somebody else is sent a code, which an agent that sets the seed of `random` could foresee."""
+        supervisor = self.world.task.supervisor
+        own = (supervisor.email, supervisor.phone_number)
+        named = [arguments[name] for name in ("email", "phone_number") if name in arguments]
+        return api in _SEND_CODES and not all(type(address) is str and address in own for address in named)
 
     def _remember_token(self, text: str) -> None:
         if '"access_token"' in text:
@@ -286,6 +302,11 @@ class World:
         return self.was_completed
 
 
+def _limit_cpu(seconds: int) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard == resource.RLIM_INFINITY else hard, hard))
+
+
 class Overdue(BaseException):
     """Time is up; no `Exception`, which an API could catch."""
 
@@ -304,3 +325,5 @@ class Misuse(Exception):
 
 
 _NOT_ARGUMENTS = ("client", "raise_on_failure", "track", "_app_name", "_api_name")
+_SEND_CODES = ("send_verification_code", "send_password_reset_code", "signup")
+"""APIs that draw a code with which an account can be taken over."""
