@@ -40,6 +40,7 @@ HOST_SIDE = (
     "verdicts",
     "interpreter",
     "wire",
+    "calls",
     "world*",
 )
 """Modules that run in AppWorld's environment, by their stem: they never import this package."""

@@ -91,7 +91,7 @@ SIGNALS = {
 }
 
 ATTACKS = [
-    *[Attack(kind="processes", name=name, code=code, sign=Sign.LOOT) for name, code in PROCESSES.items()],
+    *[Attack(kind="processes", name=name, code=code, sign=Sign.LOOT, wait_s=1.5) for name, code in PROCESSES.items()],
     *[Attack(kind="resources", name=name, code=code, sign=Sign.SAID) for name, code in RESOURCES.items()],
     *[Attack(kind="output", name=name, code=code, sign=sign) for name, (code, sign) in OUTPUT.items()],
     *[

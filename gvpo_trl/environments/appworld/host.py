@@ -72,8 +72,7 @@ def warm_up() -> dict:
     model_lib.get_direct_cached_sqlite3_connection.cache_clear()
     if CONFIG["fast"]:
         PREPARED = host_patches.Prepared(preamble, open_world, CONFIG["warm_up_task"], CONFIG["rehearse"])
-        if CONFIG["isolation"] == "split":
-            world_client.call_without_threads()
+        world_client.call_without_threads(undisturbed=CONFIG["isolation"] == "process")
     shutil.rmtree(os.path.join(outputs, "warm-up"), ignore_errors=True)
     sys.dont_write_bytecode = True  # an evaluation imports from the data root, which is not ours to write to
     return {"appworld": appworld.__version__}

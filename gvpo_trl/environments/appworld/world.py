@@ -325,5 +325,5 @@ class Misuse(Exception):
 
 
 _NOT_ARGUMENTS = ("client", "raise_on_failure", "track", "_app_name", "_api_name")
-_SEND_CODES = ("send_verification_code", "send_password_reset_code", "signup")
-"""APIs that draw a code with which an account can be taken over."""
+_SEND_CODES = ("send_verification_code", "send_password_reset_code")
+"""APIs that draw a code with which somebody's account can be taken over."""
