@@ -51,6 +51,7 @@ HOST_LIBRARIES = {"appworld", "freezegun", "IPython", "sqlmodel", "sqlalchemy", 
     "pendulum",
     "anyio",
     "pytest",
+    "orjson",
 }
 """AppWorld and what it brings along."""
 

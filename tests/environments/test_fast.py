@@ -92,6 +92,56 @@ def test_a_killed_episode_is_scored_alike(pair, pocket_root, before):
     assert bool(plain[1][1]) == (before != "SOLUTION")
 
 
+@pytest.fixture(scope="module")
+def process_pair(pocket_root, appworld_venv):
+    """The same two with the agent's code in the world's process."""
+    options = {"venv": appworld_venv, "isolation": "process", "max_episodes": 4, "step_timeout_s": 60}
+    plain = AppWorldEnvironments(pocket_root, fast=False, **options)
+    with plain, AppWorldEnvironments(pocket_root, fast=True, **options) as fast:
+        yield plain, fast
+
+
+def test_solutions_beside_their_world_give_the_same(process_pair, pocket_root):
+    for task_id in split_ids(pocket_root, "test_challenge")[::7]:
+        compare(process_pair, task_id, re.split(r"\n(?=\S)", solution(pocket_root, task_id).strip()))
+
+
+@pytest.mark.parametrize("spoil", ["nothing", "deleted", "cut", "garbled at the end"])
+def test_a_world_that_dies_leaves_the_state_of_its_last_finished_step(process_pair, pocket_root, spoil):
+    def play(environments, codes, spoilt):
+        with environments.open(task_id) as episode:
+            output = environments._workspace.outputs / episode._names["experiment"]
+            for number, code in enumerate(codes):
+                episode.step(code)
+                if spoilt and number == len(codes) // 2:
+                    spoil_journal(output / "changes.jsonl", spoil)
+            assert episode.step("__import__('ctypes').string_at(0)").ended
+            if len(codes) == whole:
+                assert (output / "changes.jsonl").exists() == spoilt
+            if spoilt and spoil == "garbled at the end":
+                spoil_journal(output / "changes.jsonl", spoil)
+            score = episode.score()
+            folder = output / "tasks" / task_id / "dbs"
+            files = {path.name: _ordered(path.name, path.read_text()) for path in folder.iterdir()}
+        return (score.passed, score.failed), files
+
+    for task_id in split_ids(pocket_root)[3::20]:
+        codes = re.split(r"\n(?=\S)", solution(pocket_root, task_id).strip())
+        whole = len(codes)
+        for count in (whole, whole // 2 + 2):
+            plain, fast = process_pair
+            assert play(plain, codes[:count], False) == play(fast, codes[:count], True)
+
+
+def spoil_journal(path, spoil):
+    if path.exists() and spoil == "deleted":
+        path.unlink()
+    if path.exists() and spoil == "cut":
+        path.write_bytes(path.read_bytes()[:-7])
+    if path.exists() and spoil == "garbled at the end":
+        path.write_bytes(path.read_bytes() + b'{"changes": {"venm')
+
+
 def test_calls_made_in_the_rehearsal_leave_no_trace(pair, pocket_root):
     docs = "print(apis.api_docs.show_api_doc(app_name='simple_note', api_name='create_note'))"
     looks = [

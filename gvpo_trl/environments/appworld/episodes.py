@@ -211,7 +211,7 @@ class ProcessEpisode(AppWorldEpisode):
 
     def _save(self) -> None:
         if not self._child.alive and not any(self._output.glob("tasks/*/dbs/*.jsonl")):
-            # Gone before anything changed: the state is the one that a fresh episode starts from.
+            # The state is the one that a fresh episode starts from and what the journal says that changed since.
             self._open()
         if self._child.alive:
             self._child.call({"op": "finish"}, self._environments.open_timeout_s)

@@ -35,6 +35,7 @@ verdicts = _load_sibling("verdicts")
 evaluator = _load_sibling("evaluator")
 _load_sibling("host_databases")
 _load_sibling("host_rehearsal")
+host_journal = _load_sibling("host_journal")
 _load_sibling("interpreter")
 host_patches = _load_sibling("host_patches")
 _load_sibling("wire")
@@ -198,6 +199,9 @@ class Episode:
         self.recorder = verdicts.Recorder(self.world)
         host_patches.save_any_log(self.world)
         self.was_completed, self.seen_changes = False, None
+        if PREPARED:
+            path = os.path.join(CONFIG["outputs"], experiment, "changes.jsonl")
+            self.world.journal = host_journal.Journal(path, self.world.models_to_db_home_path)
 
     def step(self, code: str) -> dict:
         """Run agent code; what the trainer's side makes a `StepResult` of."""

@@ -86,7 +86,7 @@ class Prepared:
         environment.InteractiveShellEmbed = lambda config: self.shell
         # The task's input is wanted for its path alone.
         Task.model_collection = property(lambda task: _OnlyPath(task.models_from_db_home_path))
-        _save_only_changes(environment.AppWorld)
+        _save_at_the_end(environment.AppWorld)
         _serve_docs(self.docs)
 
 
@@ -116,19 +116,13 @@ class _OnlyPath:
         self.from_db_home_path = path
 
 
-def _save_only_changes(world_class) -> None:
-    """Write the state after steps that changed it, and the logs at the end.
-
-    What is on disk after each step is the state, or nothing while that is still the task's own.
-    """
+def _save_at_the_end(world_class) -> None:
+    """Write the state and the logs once, at the end. A world with a `journal` keeps that up to date meanwhile."""
     save_state, save_logs = world_class._save_state, world_class.save_logs
 
-    def save_if_changed(world, directory: str) -> None:
-        changes = count_changes()
-        before = getattr(world, "saved_changes", changes)
-        world.saved_changes = changes
-        if changes != before:
-            save_state(world, directory)
+    def record_changes(world, directory: str) -> None:
+        if world.journal is not None:
+            world.journal.record()
 
     def note_logs(world) -> None:
         world.logged_steps = len(world.environment_io)
@@ -139,7 +133,8 @@ def _save_only_changes(world_class) -> None:
         del world.environment_io[world.logged_steps :]
         save_logs(world)
 
-    world_class._save_state = save_if_changed
+    world_class.journal = None
+    world_class._save_state = record_changes
     world_class.save_logs = note_logs
     world_class.save_all = save_all
 
