@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-WORLD_AFTER_S = 0.9
+WORLD_AFTER_S = 0.5
 """How long a world may take for the call that it is at when its interpreter is killed, before the step is over."""
 MACHINERY_EXIT = 70
 """Exit status of a child whose own code, not the agent's, raised."""

@@ -29,7 +29,7 @@ MAX_EPISODE_BYTES = 64 * 1024 * 1024
 """Bytes of all calls of an episode."""
 MAX_CHANGES_BYTES = 16 * 1024 * 1024
 """Bytes of all that an episode writes to its databases, each statement whole."""
-CPU_AFTER_S = 3
+CPU_AFTER_S = 2
 """CPU time that a call may take beyond the deadline of its step before the kernel ends the world."""
 LOGGED_BYTES, LOGGED_IN_ALL = 10_000, 4 * 1024 * 1024
 """A call longer than the first is logged in brief once an episode's calls are longer than the second."""
