@@ -198,7 +198,7 @@ class Episode:
         self.world = open_world(task_id, experiment)
         self.recorder = verdicts.Recorder(self.world)
         host_patches.save_any_log(self.world)
-        self.was_completed, self.seen_changes = False, None
+        self.was_completed, self.seen_changes = False, host_patches.count_changes("/supervisor")
         if PREPARED:
             path = os.path.join(CONFIG["outputs"], experiment, "changes.jsonl")
             self.world.journal = host_journal.Journal(path, self.world.models_to_db_home_path)
@@ -250,11 +250,11 @@ class Episode:
 
     def completed(self) -> bool:
         """Whether the task was declared complete, also as failed."""
-        changes = host_patches.count_changes("/supervisor") if PREPARED else None
-        if changes is None or changes != self.seen_changes:
-            # What asks costs an API call, so it is asked only when the answer may have changed.
-            self.seen_changes = changes
-            with contextlib.suppress(BaseException):  # the agent may have broken its own world
+        with contextlib.suppress(BaseException):  # the agent may have broken its own world
+            changes = host_patches.count_changes("/supervisor")
+            if changes != self.seen_changes or not PREPARED:
+                # What asks costs an API call, so it is asked only when the answer may have changed.
+                self.seen_changes = changes
                 self.was_completed = bool(self.world.task_completed())
         return self.was_completed
 

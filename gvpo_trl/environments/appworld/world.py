@@ -75,7 +75,7 @@ class World:
         self.stepping, self.calling, self.deadline = False, False, 0.0
         self.misuse: str | None = None
         self.misuse_kind = ""
-        self.was_completed, self.seen_changes = False, None
+        self.was_completed, self.seen_changes = False, host_patches.count_changes("/supervisor")
         log_as_described()
         host_patches.save_any_log(world)
         self.changes = host_patches.bound_changes(MAX_CHANGES_BYTES)
@@ -290,8 +290,8 @@ class World:
 
     def completed(self) -> bool:
         """Whether the task was declared complete, also as failed."""
-        changes = host_patches.count_changes("/supervisor") if self.fast else None
-        if changes is None or changes != self.seen_changes:
+        changes = host_patches.count_changes("/supervisor")
+        if changes != self.seen_changes or not self.fast:
             # What asks costs an API call, so it is asked only when the answer may have changed.
             self.seen_changes = changes
             try:
