@@ -142,20 +142,26 @@ def _measure_speed(options: argparse.Namespace, scripts: list[Script]) -> dict[s
         http_side = Http(stack.enter_context(HttpServers(options.root, options.runners, options.venv)))
         pool = stack.enter_context(ThreadPoolExecutor(options.runners))
         seen: list[tuple[str, list[Seen]]] = []
+        used: dict[str, list[tuple[float, float]]] = {"ours": [], "process": [], "http": []}
 
         def run(name: str, play: Callable[[Script], Seen]) -> None:
+            before = _processor_seconds()
             seen.append((name, list(pool.map(play, scripts))))
             http_side.let_go()
+            used[name].append(tuple(now - then for now, then in zip(_processor_seconds(), before, strict=True)))
 
         plays = {"ours": ours.play, "process": process.play, "http": http_side.play}
         ways = {name: functools.partial(run, name, play) for name, play in plays.items()}
         interleaved(ways, 1)  # caches get warm
-        ours.resets.clear()
-        ours.evaluations.clear()
+        for kept in (ours.resets, ours.evaluations, *used.values()):
+            kept.clear()
         seconds, _ = interleaved(ways, options.repeats)
         _check(scripts, seen)
         overhead = _step_overhead(ours.environments, scripts[0][0])
     result = {f"{name}_episodes_per_s": len(scripts) / statistics.median(times) for name, times in seconds.items()}
+    for number, what in enumerate(("cpu_ms", "kernel_ms")):
+        medians = {name: statistics.median(times[number] for times in ways) for name, ways in used.items()}
+        result[what] = {name: 1000 * seconds / len(scripts) for name, seconds in medians.items()}
     return result | {
         "ratio": ratio(seconds["http"], seconds["ours"]),
         "process_ratio": ratio(seconds["http"], seconds["process"]),
@@ -197,6 +203,16 @@ def _measure_live(options: argparse.Namespace, scripts: list[Script]) -> dict[st
             for episode in pool.map(begin, itertools.islice(itertools.cycle(scripts), options.live)):
                 stack.callback(episode.close)
         return {"live_episodes": options.live, "rss_mb": sum(map(_kilobytes, _descendants(os.getpid()))) / 1024}
+
+
+def _processor_seconds() -> tuple[float, float]:
+    """Processor time of all our processes but this one, ended ones too, and the kernel's share of it."""
+    user = kernel = 0
+    for pid in _descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            user, kernel = user + int(fields[11]) + int(fields[13]), kernel + int(fields[12]) + int(fields[14])
+    return (user + kernel) / os.sysconf("SC_CLK_TCK"), kernel / os.sysconf("SC_CLK_TCK")
 
 
 def _descendants(ancestor: int) -> Iterator[int]:

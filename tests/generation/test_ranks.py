@@ -23,9 +23,10 @@ ROOT = Path(__file__).parents[2]
 def run_two(script: str, folder: Path) -> list[dict]:
     """What two ranks saw whose turns differ in number and length."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    path = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     done = subprocess.run(
         [*command, str(ROOT / "tests/support" / script), str(folder)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "DS_ACCELERATOR": "cpu"},
         cwd=ROOT,
         capture_output=True,
         text=True,
