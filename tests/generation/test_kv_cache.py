@@ -21,6 +21,7 @@ from gvpo_trl.generation import transformers
 from gvpo_trl.generation.growing import growing_cache
 from gvpo_trl.generation.transformers import TransformersGenerate, can_keep_cache
 from gvpo_trl.rollout.types import TurnRequest
+from tests.support.rolling import failing, roll
 from tests.support.tiny import tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -136,6 +137,27 @@ def test_a_trajectory_that_began_again_is_read_anew():
     for ids in ([5, 6, 7, 8, 9, 10], [5, 6, 70, 80, 90, 100, 110]):
         request = TurnRequest(trajectory=0, ids=ids, max_new_tokens=5)
         assert kept([request])[0].ids == plain([request])[0].ids
+
+
+@pytest.mark.parametrize("capacity", [10_000, 150])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rollouts_with_waiting_tasks_and_a_lost_episode_are_those_without_a_cache(capacity, overlap):
+    """Two of six at a time: a freed place goes to the next task, and one trajectory begins again in between."""
+    model = _model("qwen2")
+    outcomes, fed = [], []
+    for tokens in (0, capacity):
+        environment = failing("score", task="task_1")
+        environment.max_episodes = 2
+        generate = _generator(model, tokens, do_sample=False)
+        trajectories = roll(
+            [None] * 6, environment, generate, max_turns=4, max_turn_length=12, overlap=overlap, straggler_s=5
+        )
+        assert [trajectory.retries for trajectory in trajectories] == [0, 1, 0, 0, 0, 0]
+        outcomes.append([[step.action_ids for step in trajectory.steps] for trajectory in trajectories])
+        fed.append(generate.fed_tokens)
+    assert outcomes[0] == outcomes[1]
+    assert [len(steps) for steps in outcomes[0]] == [4] * 6
+    assert fed[1] < fed[0] / (2 if capacity == 10_000 else 1)
 
 
 def test_a_model_with_recurrent_layers_says_once_that_nothing_is_kept(caplog, monkeypatch):
