@@ -96,6 +96,10 @@ def test_losses_with_a_ratio_per_token_are_taken(tmp_path, loss_type):
         ({"scale_rewards": "std"}, "scale_rewards='std' must be one of none, group, batch"),
         ({"failure_penalty": -0.2}, "failure_penalty=-0.2 must be >= 0.*turns shaping off"),
         ({"failure_penalty": float("nan")}, "failure_penalty=nan"),
+        (
+            {"stop_after_code": True, "use_vllm": True},
+            "stop_after_code=True works without vLLM only.*include_stop_str",
+        ),
         ({"drop_small_advantages": -1.0}, "drop_small_advantages=-1.0 must be >= 0"),
         ({"max_turns": 0}, "max_turns=0 must be at least 1"),
         ({"max_turn_length": 0}, "max_turn_length=0 must be at least 1"),
