@@ -173,6 +173,8 @@ def serve_world(trainer: socket.socket, agent: socket.socket, request: dict) -> 
 def serve_evaluation(sock: socket.socket, request: dict) -> None:
     """The life of one child that evaluates: one task after the other, until the trainer is gone."""
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    if PREPARED:
+        PREPARED.for_evaluations()
     for left in reversed(range(EVALUATIONS)):
         try:
             message = channel.receive(sock)

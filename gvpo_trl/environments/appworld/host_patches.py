@@ -78,6 +78,20 @@ class Prepared:
         self.shell = interpreter.shell_with(preamble)
         interpreter.freeze_clock()
 
+    def for_evaluations(self) -> None:
+        """In the child: an evaluation goes back and forth between two states, each time spelling out its engines."""
+        from appworld.apps.model_lib import Database
+
+        spell_out = Database._get_engine_to_details
+
+        def look_up(engine) -> tuple:
+            known = vars(engine).get("gvpo_details")
+            if known is None or known[0] is not engine.url:
+                known = engine.gvpo_details = engine.url, spell_out(engine)
+            return known[1]
+
+        Database._get_engine_to_details = staticmethod(look_up)
+
     def for_episode(self) -> None:
         """In the child: what holds for episodes and not for evaluations."""
         import appworld.environment as environment
