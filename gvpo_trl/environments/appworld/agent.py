@@ -56,7 +56,7 @@ def warm_up() -> dict:
 
     interpreter.preload()
     if CONFIG["fast"]:
-        interpreter.skip_guard_for_harmless_code()
+        interpreter.quicken_guard()
     WORLD = interpreter.standing_in(CONFIG["max_interactions"], CONFIG["soft_timeout_s"])
     interpreter.rehearse(WORLD)
     interpreter.freeze_clock()

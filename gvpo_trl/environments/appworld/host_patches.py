@@ -61,7 +61,7 @@ class Prepared:
 
         self.databases = databases = host_databases.Databases()
         _cache_main_app()
-        interpreter.skip_guard_for_harmless_code()
+        interpreter.quicken_guard()
         # A process that never had a world has nothing to close, and one that ends needs not.
         environment.AppWorld.close_all = classmethod(lambda cls, *args, **kwargs: None)
         environment.clear_local_dbs_cache = lambda task_id=None: None

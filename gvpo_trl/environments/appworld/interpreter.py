@@ -6,6 +6,7 @@ holds none.
 
 import ast
 import contextlib
+import functools
 import sys
 
 PREPARED_TEXTS = (
@@ -136,24 +137,40 @@ def freeze_clock() -> None:
     set_local_date_and_time(datetime(2023, 5, 18, 12, 0, 0))
 
 
-def skip_guard_for_harmless_code() -> None:
-    """Ask AppWorld's guard only where it could refuse: it parses the code three times, slowly.
+def quicken_guard() -> None:
+    """Ask AppWorld's guard only where it could refuse, for it parses the code three times, and each module only once.
 
-    The guard refuses imports of modules and calls of functions on a list. Code without any import statement in which
-    no identifier is the last part of a listed function's path cannot be refused.
+    The guard refuses imports of modules and calls of functions on a list. Code that imports allowed modules only, and
+    in which no identifier is the last part of a listed function's path, cannot be refused.
     """
     from appworld.common import safety_guard
 
     listed = {path.rpartition(".")[2] for path in safety_guard.DISALLOWED_FUNCTION_PATHS}
     is_syntax_safe = safety_guard.SafetyGuard.is_syntax_safe
 
+    def identifiers(node: ast.AST) -> list[str]:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None) or ""
+            return [part for name in (module, *(alias.name for alias in node.names)) for part in name.split(".")]
+        return [getattr(node, "attr", None) or getattr(node, "id", None)]
+
+    def is_doubtful(node: ast.AST) -> bool:
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            modules = [node.module or "." if node.names[0].name != "*" and not node.level else "."]
+        if any(module.split(".")[0] not in safety_guard.ALLOWED_MODULE_NAMES for module in modules):
+            return True
+        return not listed.isdisjoint(identifiers(node))
+
     def quick(self, code: str) -> tuple[bool, str]:
         with contextlib.suppress(Exception):
-            for node in ast.walk(ast.parse(code)):
-                name = getattr(node, "attr", None) or getattr(node, "id", None)
-                if isinstance(node, ast.Import | ast.ImportFrom) or name in listed:
-                    return is_syntax_safe(self, code)
-            return True, ""
+            if not any(is_doubtful(node) for node in ast.walk(ast.parse(code))):
+                return True, ""
         return is_syntax_safe(self, code)
 
     safety_guard.SafetyGuard.is_syntax_safe = quick
+    # Before and after each step it swaps some hundred functions, and asks for the module of each.
+    find = safety_guard.SafetyGuard.module_by_path.__func__
+    safety_guard.SafetyGuard.module_by_path = classmethod(functools.cache(find))
