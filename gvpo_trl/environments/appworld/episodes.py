@@ -1,5 +1,6 @@
 """Episodes as the trainer sees them, in both isolation modes: blocking calls with deadlines that this side keeps."""
 
+import abc
 import dataclasses
 import logging
 import os
@@ -28,7 +29,7 @@ MACHINERY_EXIT = 70
 """Exit status of a child whose own code, not the agent's, raised."""
 
 
-class AppWorldEpisode:
+class AppWorldEpisode(abc.ABC):
     """One world with one agent in it. Made by `AppWorldEnvironments.open`; one thread at a time."""
 
     def __init__(self, environments: "AppWorldEnvironments", task_id: str, experiment: str) -> None:
@@ -52,26 +53,26 @@ class AppWorldEpisode:
     _forfeited: str | None = None
     """How the agent itself brought its world to an end that leaves no state: then it has passed no test."""
 
+    @abc.abstractmethod
     def _open(self) -> None:
         """Start the processes and wait until they are ready."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _step(self, code: str) -> StepResult:
         """Run a step; a channel that breaks on our side raises."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _save(self) -> None:
         """Have the world save its state, and end its processes."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _end(self) -> None:
         """Kill what runs; idempotent and quiet."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def lost(self) -> bool:
         """Whether a host of its processes is known to be gone."""
-        raise NotImplementedError
 
     def step(self, code: str) -> StepResult:
         """Run the code in the episode's interpreter; state carries over to the next step.
