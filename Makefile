@@ -14,8 +14,7 @@ PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
-APPWORLD := gvpo_trl/environments/appworld
-POCKET_SOURCES := $(wildcard $(APPWORLD)/pocket*.py $(APPWORLD)/families/*)
+POCKET_SOURCES := $(wildcard gvpo_trl/pocket/*.py gvpo_trl/pocket/families/*.py)
 SAY := @printf '==> %s\n'
 
 .DEFAULT_GOAL := help

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.common import finish, interleaved, ratio
 from gvpo_trl.environments.appworld import AppWorldEnvironments
-from tests.environments.http_servers import HttpServers
+from tests.environments.http.http_servers import HttpServers
 
 EXECUTIONS = 4
 """In which a solution is run, where it has as many statements."""

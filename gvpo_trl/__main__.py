@@ -2,6 +2,6 @@
 
 import sys
 
-from gvpo_trl.cli import main
+from gvpo_trl.cli.main import main
 
 sys.exit(main())

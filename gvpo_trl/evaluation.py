@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import gather_object
 
-from gvpo_trl.metrics import summarize
 from gvpo_trl.rollout.types import Trajectory
+from gvpo_trl.training.metrics import summarize
 
 if TYPE_CHECKING:
     from datasets import Dataset

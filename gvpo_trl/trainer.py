@@ -15,17 +15,17 @@ from accelerate.utils import gather_object
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
-from gvpo_trl.card import PAPER, name_local_base_model
 from gvpo_trl.config import GVPOConfig
-from gvpo_trl.data import announcing, check_chat, check_datasets, check_rows, failed_tokens
 from gvpo_trl.generation.transformers import transformers_session
 from gvpo_trl.generation.vllm import vllm_session
-from gvpo_trl.metrics import expected_attempts, goal_completion, rollout_sums, shaping_sums
 from gvpo_trl.objective import outcome_advantages, shape_advantages
+from gvpo_trl.reporting.card import PAPER, name_local_base_model
+from gvpo_trl.reporting.traces import FOLDER, TraceWriter
 from gvpo_trl.rewards import passed_tests_share
 from gvpo_trl.rollout.types import Generate, Trajectory
-from gvpo_trl.traces import FOLDER, TraceWriter
-from gvpo_trl.train_step import ActionsOnly, ScoresActions, loss_of_actions
+from gvpo_trl.training.checks import announcing, check_chat, check_datasets, check_rows, failed_tokens
+from gvpo_trl.training.metrics import expected_attempts, goal_completion, rollout_sums, shaping_sums
+from gvpo_trl.training.row_skipping import ActionsOnly, ScoresActions, loss_of_actions
 
 
 class GVPOTrainer(GRPOTrainer):

@@ -20,8 +20,7 @@ def appworld_venv() -> Path:
 @pytest.fixture(scope="session")
 def pocket_root(appworld_venv: Path) -> Path:
     """The default pocket data, made once per version of its generator."""
-    folder = Path(gvpo_trl.__file__).parent / "environments" / "appworld"
-    sources = [folder / "pocket.py", *sorted((folder / "families").rglob("*.py"))]
+    sources = sorted((Path(gvpo_trl.__file__).parent / "pocket").rglob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     root = Path(tempfile.gettempdir()) / f"gvpo-test-pocket-{digest}"
     return make_pocket(root, venv=appworld_venv)

@@ -8,7 +8,7 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from gvpo_trl.traces import read_traces
+from gvpo_trl.reporting.traces import read_traces
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from tests.support.training import FAIL, finish, make_trainer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gvpo_trl.traces import read_traces
+from gvpo_trl.reporting.traces import read_traces
 
 ROOT = Path(__file__).parent.parent
 

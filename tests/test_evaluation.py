@@ -7,7 +7,7 @@ import pytest
 
 from gvpo_trl import MultiTurnRollout
 from gvpo_trl.evaluation import attempt_tasks, evaluate, write_report
-from gvpo_trl.traces import read_traces
+from gvpo_trl.reporting.traces import read_traces
 from tests.support.tiny import tiny_tokenizer
 from tests.support.toy import ToyEnvironment
 from tests.support.training import FAIL, LOST, code, finish, make_trainer, tasks
@@ -237,7 +237,7 @@ def test_conversations_are_logged_as_they_were(tmp_path, capsys, attribute):
 
 
 def test_a_trajectory_without_a_turn_is_logged_as_an_empty_message(tmp_path):
-    from gvpo_trl.environments.errors import HostFault
+    from gvpo_trl.faults import HostFault
 
     def faults(episode, place):
         if place == "open":

@@ -23,7 +23,7 @@ def run_script(script: str, *arguments: object, timeout_s: float = 300) -> str:
 
 def test_the_configuration_parses():
     """Every key is known, and the ratio differs from 1: two updates a generation."""
-    from gvpo_trl.cli_config import parse_config
+    from gvpo_trl.cli.config import parse_config
 
     script_args, training_args, model_args = parse_config("train", ["--config", str(RECIPE / "config.yaml")])
     assert script_args.appworld_root == "data/pocket" and model_args.model_name_or_path
@@ -35,7 +35,7 @@ def test_the_committed_agent_is_small_and_its_tokenizer_is_lossless():
     """The weights fit the repository, any text survives, and every value is one token."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from gvpo_trl.environments.appworld.families import closed_sets
+    from gvpo_trl.pocket.families import closed_sets
 
     weights = RECIPE / "model" / "model.safetensors"
     assert weights.stat().st_size <= 4_000_000

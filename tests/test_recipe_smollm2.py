@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gvpo_trl.cli import main
+from gvpo_trl.cli.main import main
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "smollm2"
 MODEL = RECIPE.parents[1] / "runs" / "smollm2" / "model"

@@ -19,7 +19,7 @@ from benchmarks.faults.scripts import Script, Scripts
 from benchmarks.faults.trainer import make_trainer
 from gvpo_trl import MultiTurnRollout
 from gvpo_trl.environments.appworld import AppWorldEnvironments
-from gvpo_trl.environments.errors import EnvironmentFault, EnvironmentsExhausted
+from gvpo_trl.faults import EnvironmentFault, EnvironmentsExhausted
 
 RESTARTS = 1
 GROUP = 4

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from gvpo_trl.environments.base import Environment, Episode, Score
-from gvpo_trl.environments.errors import EnvironmentFault, SetupError
 from gvpo_trl.failures import FailureKind
+from gvpo_trl.faults import EnvironmentFault, SetupError
 
 BUSY = "import time\nstart = time.clock_gettime(time.CLOCK_MONOTONIC)\n"
 BUSY += "while time.clock_gettime(time.CLOCK_MONOTONIC) - start < {seconds}:\n    pass"

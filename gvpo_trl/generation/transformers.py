@@ -29,9 +29,9 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from gvpo_trl.generation.growing import GrowingLayer, growing_cache
+from gvpo_trl.generation.kv_cache import GrowingLayer, growing_cache
 from gvpo_trl.generation.ranks import Ranks, needs_equal_forwards
-from gvpo_trl.rollout.chat import extract_code
+from gvpo_trl.rollout.code import extract_code
 from gvpo_trl.rollout.types import Generate, Turn, TurnRequest
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object, is_peft_model
 
-from gvpo_trl.environments.errors import GenerationFault
-from gvpo_trl.generation.shared import SharedTurns
+from gvpo_trl.faults import GenerationFault
+from gvpo_trl.generation.sharing import SharedTurns
 from gvpo_trl.rollout.types import StreamingGenerate, Turn, TurnRequest
 
 MAX_POSTS = 64

@@ -14,7 +14,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from gvpo_trl.environments.appworld.families import PEOPLE, POOLS, closed_sets, pool
+from gvpo_trl.pocket.families import PEOPLE, POOLS, closed_sets, pool
 
 SLOTS = {
     "words": ("title", "content", "label", "subject", "body", "message", "query", "description", "name", "note"),

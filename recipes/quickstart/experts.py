@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from gvpo_trl.environments.appworld.families import Family, Values
+from gvpo_trl.pocket.families import Family, Values
 from gvpo_trl.rollout.types import Turn, TurnRequest
 
 GIVE_UP = "apis.supervisor.complete_task()"

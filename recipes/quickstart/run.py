@@ -100,7 +100,7 @@ class Quickstart:
         """Write report and figure."""
         from transformers.trainer_utils import get_last_checkpoint
 
-        from gvpo_trl.plots import plot_run
+        from gvpo_trl.reporting.plots import plot_run
 
         keys = ("tgc", "sgc", "reward", "failed_step_share", "docs_step_share", "turns_per_task", "tasks", "attempts")
         results = {name: read_json(self.folder / f"{name}.json") for name in ("before", "after")}
@@ -158,7 +158,7 @@ class Quickstart:
 
 def command(argv: list[str]) -> int:
     """Run one command of the package, as its name and these arguments would on the command line."""
-    from gvpo_trl.cli import main as gvpo_trl
+    from gvpo_trl.cli.main import main as gvpo_trl
 
     print("gvpo-trl " + " ".join(argv), flush=True)
     return gvpo_trl(argv)

@@ -14,8 +14,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from gvpo_trl.environments.appworld.families import FAMILIES, NORMAL_SPLITS, POOLS, Draw, Family, closed_sets
 from gvpo_trl.environments.appworld.tasks import USER_TEMPLATE, load_prompt
+from gvpo_trl.pocket.families import FAMILIES, NORMAL_SPLITS, POOLS, Draw, Family, closed_sets
 
 SPECIAL = ("<pad>", "<|im_start|>", "<|im_end|>")
 CHATML = (

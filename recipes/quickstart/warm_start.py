@@ -26,8 +26,8 @@ from tokenizer import build_tokenizer
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from gvpo_trl.environments.appworld import AppWorldEnvironments, load_tasks
-from gvpo_trl.environments.appworld.families import load_task
 from gvpo_trl.environments.appworld.setup import make_pocket
+from gvpo_trl.pocket.families import load_task
 from gvpo_trl.rollout.chat import Chat
 from gvpo_trl.rollout.loop import Budgets, RolloutLoop
 from gvpo_trl.rollout.types import Trajectory
@@ -126,7 +126,7 @@ def example(trajectory: Trajectory) -> Example:
 
 def describe(trajectories: Sequence[Trajectory]) -> None:
     """Print how good the experts are."""
-    from gvpo_trl.metrics import summarize
+    from gvpo_trl.training.metrics import summarize
 
     print({name: round(value, 3) for name, value in summarize(trajectories).items()}, flush=True)
 

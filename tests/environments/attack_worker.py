@@ -26,8 +26,9 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 
 from gvpo_trl.environments.appworld import AppWorldEnvironments
-from gvpo_trl.environments.appworld.process import Child
-from gvpo_trl.environments.errors import EnvironmentFault
+from gvpo_trl.environments.appworld.engine import boot
+from gvpo_trl.environments.appworld.hosts import Child, Launch
+from gvpo_trl.faults import EnvironmentFault
 from tests.environments.attacks import PRELUDE, TASKS, Attack, Sign, every_attack
 from tests.environments.support import solution
 
@@ -42,6 +43,13 @@ SPLIT = {"memory_mb": 1024, "max_output_chars": MAX_OUTPUT, "require_sandbox": T
 LOOSE = {"memory_mb": None, "max_output_chars": 20_000_000}
 
 
+class Undefended(Launch):
+    """Starts a host without its defences."""
+
+    def command(self, *arguments: str) -> list[str]:
+        return [str(self.python), "-I", str(Path(__file__).with_name("undefended.py")), self.module, *arguments]
+
+
 def open_environment(work: dict) -> AppWorldEnvironments:
     mode = work["mode"]
     options = {"venv": work["venv"], "output_dir": work["folder"], "max_episodes": PARALLEL + 2, "rehearse": False}
@@ -51,9 +59,7 @@ def open_environment(work: dict) -> AppWorldEnvironments:
     if mode == "open":
         for keeper in environment._keepers:
             launch = keeper.launch
-            config = launch.config | {"script": str(launch.script)}
-            script = Path(__file__).with_name("undefended.py")
-            keeper.launch = dataclasses.replace(launch, script=script, config=config)
+            keeper.launch = Undefended(**vars(launch) | {"config": launch.config | {"boot": boot.__file__}})
         believe_every_death()
     return environment
 

@@ -158,17 +158,17 @@ FLOODS = {
 }
 
 FORGED = """
-real = system.modules["channel"].send
+real = system.modules["gvpo_trl.environments.appworld.wire.frames"].send
 def forging(raw=None, twice=False, **parts):
     def send(sock, message, *limit):
-        system.modules["channel"].send = real
+        system.modules["gvpo_trl.environments.appworld.wire.frames"].send = real
         ok = {"text": "ok", "verdict": None, "ended": False, "logged": {"input": "x", "output": "x"}, "counted": True}
         ok |= {"completed": False, "api_calls": [], "nonce": message.get("nonce")}
         data = raw if raw is not None else frame(ok | parts)
         put(pipes[0], data * (1 + twice))
         if len(data) < 4:
             passing(100)
-    system.modules["channel"].send = send
+    system.modules["gvpo_trl.environments.appworld.wire.frames"].send = send
 """
 NEST = "(lambda d=[]: [d := [d] for _ in range({depth})][-1])()"
 REPLIES = {

@@ -33,7 +33,7 @@ OBJECTS = {
         Sign.SAID,
     ),
     "the main module": (
-        "main = system.modules['__main__']\n"
+        "main = system.modules['gvpo_trl.environments.appworld.engine.worlds.host']\n"
         "print('WORKED' if any(type(v).__name__ == 'Prepared' for v in vars(main).values()) else '')",
         Sign.SAID,
     ),
@@ -243,7 +243,7 @@ SPOOFS = {
     ),
     "completed, in the main module": (
         (
-            "main = system.modules['__main__']\n"
+            "main = system.modules['gvpo_trl.environments.appworld.engine.worlds.host']\n"
             "for thing in list(vars(main).values()):\n"
             "    if isinstance(thing, type) and hasattr(thing, 'step'):\n"
             "        thing.completed = thing.task_completed = lambda *_: True",
@@ -260,10 +260,10 @@ SPOOFS = {
 }
 """A verdict is not protected: `docs/sandbox.md` says so, and a test that it is believed. The reward does not move."""
 EARLY = (
-    "receive, heard = system.modules['channel'].receive, []\n"
+    "receive, heard = system.modules['gvpo_trl.environments.appworld.wire.frames'].receive, []\n"
     "def listen(*arguments):\n"
     "    heard.append(receive(*arguments))\n    return heard[-1]\n"
-    "system.modules['channel'].receive = listen",
+    "system.modules['gvpo_trl.environments.appworld.wire.frames'].receive = listen",
     "ok = {'text': 'ok', 'verdict': None, 'ended': False, 'counted': True, 'nonce': heard[-1]['nonce']}\n"
     "put(pipes[0], frame(ok | {'logged': {'input': 'x', 'output': 'x'}}))\n"
     "passing(0.6)\nexec(SOLUTION)",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gvpo_trl.environments.appworld import sandbox
+from gvpo_trl import sandbox
 from tests.environments.attacks import TASKS, Sign, every_attack
 from tests.environments.support import processes_below, wait_until
 

@@ -4,12 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gvpo_trl.environments.appworld
+import gvpo_trl
 
 WORKER = """
 import json, random, signal, socket, struct, sys, threading
 sys.path.insert(0, sys.argv[1])
-from calls import Calls
+from gvpo_trl.environments.appworld.engine.agents.calls import Calls
 
 class TimeIsUp(Exception):
     pass
@@ -47,7 +47,7 @@ print(broken)
 
 
 def test_a_time_out_at_any_point_leaves_the_next_call_whole():
-    folder = Path(gvpo_trl.environments.appworld.__file__).parent
-    run = subprocess.run([sys.executable, "-c", WORKER, folder], capture_output=True, text=True, timeout=300)
+    root = Path(gvpo_trl.__file__).parents[1]
+    run = subprocess.run([sys.executable, "-c", WORKER, root], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert run.stdout == "3000\n"

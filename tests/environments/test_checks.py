@@ -10,8 +10,8 @@ import pytest
 
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
 from gvpo_trl.environments.checks import EnvironmentCheckError, check_environment
-from gvpo_trl.environments.errors import EpisodeFault, SetupError
 from gvpo_trl.failures import FailureKind
+from gvpo_trl.faults import EpisodeFault, SetupError
 
 OUTPUT = threading.local()
 

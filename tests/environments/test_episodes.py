@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gvpo_trl.environments.checks import check_environment
-from gvpo_trl.environments.errors import EpisodeFault, SetupError
 from gvpo_trl.failures import FailureKind
+from gvpo_trl.faults import EpisodeFault, SetupError
 from tests.environments.support import solution, split_ids
 
 K = FailureKind

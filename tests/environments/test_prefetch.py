@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from gvpo_trl.environments.appworld import AppWorldEnvironments
-from gvpo_trl.environments.errors import SetupError
+from gvpo_trl.faults import SetupError
 from tests.environments.support import processes_below, split_ids, wait_until
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from gvpo_trl.environments.appworld import AppWorldEnvironments
 from gvpo_trl.environments.appworld.workspace import PREFIX, Workspace
-from gvpo_trl.environments.errors import (
+from gvpo_trl.failures import FailureKind
+from gvpo_trl.faults import (
     EnvironmentsExhausted,
     EpisodeFault,
     EvaluatorFault,
@@ -22,7 +23,6 @@ from gvpo_trl.environments.errors import (
     ProtocolFault,
     SetupError,
 )
-from gvpo_trl.failures import FailureKind
 from tests.environments.support import processes_below, split_ids, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]

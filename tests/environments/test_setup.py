@@ -8,15 +8,15 @@ import sys
 import pytest
 
 from gvpo_trl.environments.appworld import setup
+from gvpo_trl.environments.appworld.check import check_appworld
 from gvpo_trl.environments.appworld.setup import (
     VERSION,
     appworld_python,
-    check_appworld,
     default_venv,
     ensure_appworld,
     make_pocket,
 )
-from gvpo_trl.environments.errors import SetupError
+from gvpo_trl.faults import SetupError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from gvpo_trl.environments.appworld import load_tasks
 from gvpo_trl.environments.appworld.tasks import PROMPTS, check_root
-from gvpo_trl.environments.errors import SetupError
+from gvpo_trl.faults import SetupError
 from tests.environments.support import split_ids
 
 

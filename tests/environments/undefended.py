@@ -1,33 +1,26 @@
 """A host with its defences switched off: the control of attempts that need the two processes of the split.
 
-Run in a host's place, with the same arguments; `script` in its configuration names the host's own script, which is
-loaded as it is and patched before it starts. Standard library and appworld only, like the hosts.
+Run in the place of `engine/boot.py`, with the same arguments; `boot` in the host's configuration is its path. The
+host's module is loaded as it is and patched before it starts. Standard library and appworld only, like the hosts.
 """
 
 import contextlib
-import importlib.util
+import importlib
 import json
 import os
+import runpy
 import sys
 
 
-def load(path: str):
-    spec = importlib.util.spec_from_file_location("host", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def open_agents(agent) -> dict:
+def open_agents(agent) -> None:
     """Interpreters that are not restricted."""
     agent.sandbox.restrict = lambda **options: ()
-    agent.sandbox.self_test = lambda planted, layers: []
-    return {"agent": agent.serve_agent}
+    agent.sandbox.self_test = lambda *arguments: []
 
 
-def open_worlds(host) -> dict:
+def open_worlds(host) -> None:
     """Worlds that answer whatever they are asked, and evaluations that believe what was saved."""
-    world, wire = host.world_process, sys.modules["wire"]
+    world = host.world_module
 
     class TrustingWorld(world.World):
         @property
@@ -68,18 +61,17 @@ def open_worlds(host) -> dict:
 
     world.World = TrustingWorld
     world.MAX_NAME = world.MAX_CALLS = world.MAX_EPISODE_BYTES = world.MAX_CHANGES_BYTES = 1 << 40
-    wire.MAX_CALL_BYTES = 1 << 40
-    host.host_patches.save_any_log = lambda world: None
-    host.host_patches.loggable = lambda request, whole=True: request
+    world.values.MAX_CALL_BYTES = 1 << 40
+    host.patches.save_any_log = lambda world: None
+    host.patches.loggable = lambda request, whole=True: request
     world.verdicts = type("Verdicts", (), {"printable": staticmethod(lambda text: text)})
-    sys.modules["world_routes"].guard_routes = lambda client, public: None
+    world.routes.guard_routes = lambda client, public: None
     host.evaluator.evaluate = evaluate
-    return {"world": host.serve_world, "evaluation": host.serve_evaluation}
 
 
 if __name__ == "__main__":
-    config = json.loads(os.environ["GVPO_HOST"])
-    module = load(config["script"])
-    is_agent = os.path.basename(config["script"]) == "agent.py"
-    os.chdir(os.environ["HOME"] if is_agent else config["scratch"])
-    module.forkserver.run(module.warm_up, open_agents(module) if is_agent else open_worlds(module))
+    runpy.run_path(json.loads(os.environ["GVPO_HOST"])["boot"])["load_package"]()
+    name = sys.argv.pop(1)
+    module = importlib.import_module(name)
+    (open_agents if name.endswith("agents.host") else open_worlds)(module)
+    module.main()

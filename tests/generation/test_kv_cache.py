@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from gvpo_trl.generation import transformers
-from gvpo_trl.generation.growing import growing_cache
+from gvpo_trl.generation.kv_cache import growing_cache
 from gvpo_trl.generation.transformers import TransformersGenerate, can_keep_cache
 from gvpo_trl.rollout.types import TurnRequest
 from tests.support.rolling import failing, roll

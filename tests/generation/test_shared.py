@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gvpo_trl.generation.shared import SharedTurns
+from gvpo_trl.generation.sharing import SharedTurns
 from gvpo_trl.rollout.types import StopReason, Turn
 from tests.support.rolling import DONE, GENEROUS_S, TOKENIZER, block, roll
 from tests.support.streaming import Stepped, Threaded

@@ -10,7 +10,7 @@ import pytest
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
-from gvpo_trl.environments.errors import GenerationFault
+from gvpo_trl.faults import GenerationFault
 from gvpo_trl.generation.vllm import EngineTurns, Sampling, ServerTurns, vllm_session
 from gvpo_trl.rollout.types import StreamingGenerate, TurnRequest
 from tests.support.rolling import GENEROUS_S

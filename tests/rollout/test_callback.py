@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gvpo_trl import GVPOConfig, MultiTurnRollout
-from gvpo_trl.environments.errors import EpisodeFault
+from gvpo_trl.faults import EpisodeFault
 from gvpo_trl.rollout.types import StopReason, Turn
 from tests.support.tiny import tiny_tokenizer
 from tests.support.toy import Scripted, ToyEnvironment

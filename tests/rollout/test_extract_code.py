@@ -2,7 +2,8 @@
 
 import pytest
 
-from gvpo_trl.rollout.chat import Chat, extract_code
+from gvpo_trl.rollout.chat import Chat
+from gvpo_trl.rollout.code import extract_code
 from tests.support.templates import byte_fallback_tokenizer, merging_tokenizer
 from tests.support.tiny import tiny_tokenizer
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gvpo_trl.environments.errors import EnvironmentsExhausted, EpisodeFault, EvaluatorFault, SetupError
+from gvpo_trl.faults import EnvironmentsExhausted, EpisodeFault, EvaluatorFault, SetupError
 from gvpo_trl.rollout.packing import pack
 from gvpo_trl.rollout.types import StopReason
 from tests.support.rolling import DONE, END, TOKENIZER, block, failing, roll

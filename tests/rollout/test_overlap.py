@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gvpo_trl.environments.errors import EnvironmentsExhausted
+from gvpo_trl.faults import EnvironmentsExhausted
 from gvpo_trl.rollout.clock import Clock
 from gvpo_trl.rollout.types import StopReason
 from tests.support.rolling import DONE, GENEROUS_S, TOKENIZER, block, failing, roll

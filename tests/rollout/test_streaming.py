@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gvpo_trl.environments.errors import EnvironmentsExhausted
+from gvpo_trl.faults import EnvironmentsExhausted
 from gvpo_trl.rollout.types import Generate, StopReason, StreamingGenerate
 from tests.support.rolling import DONE, END, GENEROUS_S, TOKENIZER, block, failing, roll
 from tests.support.streaming import Stepped, Threaded, scripted

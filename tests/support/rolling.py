@@ -2,7 +2,7 @@
 
 import threading
 
-from gvpo_trl.environments.errors import EpisodeFault
+from gvpo_trl.faults import EpisodeFault
 from gvpo_trl.rollout.chat import Chat
 from gvpo_trl.rollout.loop import Budgets, RolloutLoop
 from tests.support.tiny import tiny_tokenizer

@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from gvpo_trl.environments.errors import GenerationFault
+from gvpo_trl.faults import GenerationFault
 from gvpo_trl.rollout.types import Turn
 from tests.support.toy import Scripted
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
-from gvpo_trl.environments.errors import EpisodeFault
 from gvpo_trl.failures import FailureKind
+from gvpo_trl.faults import EpisodeFault
 from gvpo_trl.rollout.types import Turn, TurnRequest
 
 

@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from gvpo_trl import GVPOConfig, GVPOTrainer, MultiTurnRollout
 from gvpo_trl.environments.base import Score
-from gvpo_trl.environments.errors import EvaluatorFault
+from gvpo_trl.faults import EvaluatorFault
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from tests.support.toy import Scripted, ToyEnvironment
 

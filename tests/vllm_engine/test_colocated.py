@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
-from gvpo_trl.environments.errors import GenerationFault
+from gvpo_trl.faults import GenerationFault
 from gvpo_trl.generation.vllm import vllm_session
 from gvpo_trl.rollout.types import TurnRequest
 from tests.support.tiny import tiny_tokenizer

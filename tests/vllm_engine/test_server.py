@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from gvpo_trl.environments.errors import GenerationFault
+from gvpo_trl.faults import GenerationFault
 from gvpo_trl.generation.vllm import vllm_session
 from gvpo_trl.rollout.types import TurnRequest
 from tests.support.tiny import tiny_tokenizer

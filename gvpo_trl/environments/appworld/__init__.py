@@ -1,4 +1,9 @@
-"""The AppWorld environment: episodes in processes of their own, and its tasks as a dataset. Imported lazily."""
+"""The AppWorld environment: episodes in processes of their own, and AppWorld's tasks as a dataset.
+
+The modules beside this file run in the trainer's process and import the standard library, `environments.base`,
+`failures` and `faults`. They start the processes of `engine` and talk to them over `wire`. AppWorld is imported in
+`engine` alone: an open world freezes the clock of its process. The public names load on first use.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -20,14 +20,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gvpo_trl.environments.appworld.engine.agents import host as agents
+from gvpo_trl.environments.appworld.engine.worlds import host as worlds
 from gvpo_trl.environments.appworld.episodes import AppWorldEpisode, ProcessEpisode, SplitEpisode
+from gvpo_trl.environments.appworld.hosts import Child, HostKeeper, Launch
 from gvpo_trl.environments.appworld.limits import check_at_least
-from gvpo_trl.environments.appworld.process import Child, HostKeeper, Launch
 from gvpo_trl.environments.appworld.setup import appworld_python
 from gvpo_trl.environments.appworld.tasks import check_root, check_task
 from gvpo_trl.environments.appworld.workspace import Workspace
 from gvpo_trl.environments.base import ResetResult
-from gvpo_trl.environments.errors import EnvironmentFault, EpisodeFault, HostFault, SetupError
+from gvpo_trl.faults import EnvironmentFault, EpisodeFault, HostFault, SetupError
 
 ISOLATION = ("split", "process")
 _EPISODES = {"split": SplitEpisode, "process": ProcessEpisode}
@@ -49,7 +51,7 @@ class AppWorldEnvironments:
             folder by default.
         urls: addresses of AppWorld's own environment servers, on this machine or others, to use in the place of
             processes of our own: what you get then is a `RemoteEnvironments`, which has fewer options and protects
-            less; see `gvpo_trl.environments.appworld.remote`.
+            less; see `gvpo_trl.environments.appworld.http.environments`.
         max_episodes: how many episodes may be open at once.
         step_timeout_s: deadline of a step. At the deadline the code is interrupted as AppWorld does it, and the
             episode goes on; code that does not let itself be interrupted is killed a second later, which ends the
@@ -80,7 +82,7 @@ class AppWorldEnvironments:
         """With `urls`, a `RemoteEnvironments`, whose options are fewer."""
         if urls is None:
             return super().__new__(cls)
-        from gvpo_trl.environments.appworld.remote import RemoteEnvironments
+        from gvpo_trl.environments.appworld.http.environments import RemoteEnvironments
 
         known = set(inspect.signature(RemoteEnvironments.__init__).parameters)
         if wrong := sorted(set(options) - known):
@@ -140,11 +142,11 @@ class AppWorldEnvironments:
         planted = [self._workspace.planted, self.root / "data/tasks" / config["warm_up_task"] / "ground_truth"]
         config["planted"] = [str(path / "evaluation.py") for path in planted]
 
-        def keeper(name: str, script: str, **options: object) -> HostKeeper:
+        def keeper(name: str, module: str, **options: object) -> HostKeeper:
             launch = Launch(
                 name=name,
                 python=python,
-                script=Path(__file__).with_name(script),
+                module=module,
                 root=self.root,
                 workspace=self._workspace,
                 config=config,
@@ -153,8 +155,8 @@ class AppWorldEnvironments:
             )
             return HostKeeper(launch, max_restarts)
 
-        self._hosts = keeper("host", "host.py")
-        self._agents = keeper("agent-host", "agent.py", bare=True)
+        self._hosts = keeper("host", worlds.__name__)
+        self._agents = keeper("agent-host", agents.__name__, bare=True)
         self._keepers = [self._hosts, self._agents] if isolation == "split" else [self._hosts]
         self._told = False
         self._numbers = itertools.count(1)

@@ -11,12 +11,12 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from gvpo_trl.environments.appworld import channel
+from gvpo_trl.environments.appworld.hosts import Child
 from gvpo_trl.environments.appworld.limits import KILL_AFTER_S, TIMEOUT_TEXT
-from gvpo_trl.environments.appworld.process import Child
+from gvpo_trl.environments.appworld.wire import frames
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
-from gvpo_trl.environments.errors import EnvironmentFault, EpisodeFault, EvaluatorFault, ProtocolFault
 from gvpo_trl.failures import FailureKind
+from gvpo_trl.faults import EnvironmentFault, EpisodeFault, EvaluatorFault, ProtocolFault
 
 if TYPE_CHECKING:
     from gvpo_trl.environments.appworld.client import AppWorldEnvironments
@@ -45,7 +45,7 @@ class AppWorldEpisode(abc.ABC):
         except BaseException as error:
             self._end()
             shutil.rmtree(self._output, ignore_errors=True)
-            if isinstance(error, channel.ChannelError):
+            if isinstance(error, frames.ChannelError):
                 raise EpisodeFault(f"the world of task {task_id} did not open: {error}") from error
             raise
         self.reset = ResetResult(task_id=task_id, seconds=time.monotonic() - started)
@@ -85,10 +85,10 @@ class AppWorldEpisode(abc.ABC):
         started = time.monotonic()
         try:
             result = self._step(code)
-        except channel.ChannelGarbage as error:
+        except frames.ChannelGarbage as error:
             self._usable = False
             raise ProtocolFault(f"the episode of task {self.task_id} sent no proper answer: {error}") from error
-        except channel.ChannelError as error:
+        except frames.ChannelError as error:
             self._usable = False
             raise EpisodeFault(f"the world of task {self.task_id} was lost in a step: {error}") from error
         except EnvironmentFault:
@@ -111,7 +111,7 @@ class AppWorldEpisode(abc.ABC):
         self._usable = False
         try:
             self._save()
-        except channel.ChannelError as error:
+        except frames.ChannelError as error:
             raise EpisodeFault(f"the state of task {self.task_id} could not be saved: {error}") from error
         score = self._evaluate()
         self._environments._report_success()
@@ -127,7 +127,7 @@ class AppWorldEpisode(abc.ABC):
             tests = tuple(str(text) for text in [*other["passed"], *other["failed"]])
             _log.warning("no test can run on the final state of task %s: %s", self.task_id, reply["unreplayable"])
             return {"passed": (), "failed": tests}
-        except (channel.ChannelError, EpisodeFault, KeyError, TypeError) as error:
+        except (frames.ChannelError, EpisodeFault, KeyError, TypeError) as error:
             raise EvaluatorFault(f"the evaluation of task {self.task_id} failed: {error}") from error
 
     def _run_evaluation(self, *, untouched: bool) -> dict:
@@ -135,7 +135,7 @@ class AppWorldEpisode(abc.ABC):
         child = environments._take_evaluator()
         try:
             reply = child.call({"untouched": untouched, **self._names}, environments.evaluate_timeout_s)
-        except channel.ChannelClosed:
+        except frames.ChannelClosed:
             if not child.kept:
                 raise
             return self._run_evaluation(untouched=untouched)  # it ended while it waited
@@ -167,7 +167,7 @@ class AppWorldEpisode(abc.ABC):
     def _timed_out(self) -> StepResult:
         return self._ended(FailureKind.TIMEOUT, TIMEOUT_TEXT.format(int(self._environments.step_timeout_s)))
 
-    def _after_death(self, child: Child, error: channel.ChannelClosed, ours: tuple[int, ...] = ()) -> StepResult:
+    def _after_death(self, child: Child, error: frames.ChannelClosed, ours: tuple[int, ...] = ()) -> StepResult:
         """Whose doing was it that the process is gone? Exits and crashes are the agent's, a kill is not.
 
         `ours` are the exit statuses by which the process says that our code failed and not the agent's.
@@ -198,13 +198,13 @@ class ProcessEpisode(AppWorldEpisode):
         try:
             timeout_s = self._environments.step_timeout_s + KILL_AFTER_S
             reply = self._child.call({"op": "step", "code": code}, timeout_s)
-        except channel.ChannelTimeout:
+        except frames.ChannelTimeout:
             return self._timed_out()
-        except channel.ChannelClosed as error:
+        except frames.ChannelClosed as error:
             return self._after_death(self._child, error, ours=(MACHINERY_EXIT,))
         calls = reply.get("api_calls")
         if not isinstance(calls, list):
-            raise channel.ChannelGarbage("an answer without calls")
+            raise frames.ChannelGarbage("an answer without calls")
         result = step_result(reply, self._environments.max_output_chars)
         return dataclasses.replace(
             result, completed=reply.get("completed") is True, api_calls=tuple(str(call) for call in calls)
@@ -280,15 +280,15 @@ class SplitEpisode(AppWorldEpisode):
             message = {"op": "step", "code": code, "nonce": nonce}
             reply = self._agent.call(message, timeout_s, limit, watched=self._world)
             if reply.get("nonce") != nonce or "fault" in reply:
-                raise channel.ChannelGarbage("a message that answers no step")
+                raise frames.ChannelGarbage("a message that answers no step")
             result = step_result(reply, environments.max_output_chars)
             logged = {name: str(reply["logged"][name]) for name in ("input", "output")}
             return result, logged, reply.get("counted") is True
-        except channel.ChannelTimeout:
+        except frames.ChannelTimeout:
             return self._timed_out(), None, True
-        except channel.ChannelClosed as error:
+        except frames.ChannelClosed as error:
             return self._after_death(self._agent, error), None, True
-        except (channel.ChannelGarbage, KeyError, TypeError) as error:
+        except (frames.ChannelGarbage, KeyError, TypeError) as error:
             self._agent.end(quiet=True)
             text = f"Execution failed. The interpreter sent something that is no result: {error}"
             return self._ended(FailureKind.FORBIDDEN, text), None, True
@@ -299,7 +299,7 @@ class SplitEpisode(AppWorldEpisode):
             if self._owes_answer:
                 try:
                     self._world.call(None, self._environments.open_timeout_s)
-                except channel.ChannelClosed:
+                except frames.ChannelClosed:
                     status = self._world.status
                     if status is None or not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGXCPU:
                         raise
@@ -327,9 +327,9 @@ def step_result(reply: dict, max_output_chars: int) -> StepResult:
     """
     verdict, text = reply.get("verdict"), reply.get("text")
     if not isinstance(text, str):
-        raise channel.ChannelGarbage("an answer without text")
+        raise frames.ChannelGarbage("an answer without text")
     if verdict is not None and verdict not in list(FailureKind):
-        raise channel.ChannelGarbage(f"an unknown verdict {verdict!r}")
+        raise frames.ChannelGarbage(f"an unknown verdict {verdict!r}")
     return StepResult(
         text=text[: max_output_chars + 100].encode("utf-8", "backslashreplace").decode(),
         failure=None if verdict is None else FailureKind(verdict),

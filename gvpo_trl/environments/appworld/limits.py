@@ -2,7 +2,7 @@
 
 import math
 
-from gvpo_trl.environments.errors import SetupError
+from gvpo_trl.faults import SetupError
 
 KILL_AFTER_S = 1.0
 """How long a step may outlive its deadline, the time in which AppWorld's own interruption can still end it."""

@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gvpo_trl.environments.errors import SetupError
+from gvpo_trl.environments.appworld.engine import boot
+from gvpo_trl.faults import SetupError
+from gvpo_trl.pocket import generator
 
 VERSION = "0.1.3.post1"
 """The one version whose inner workings the hosts know."""
@@ -92,12 +94,12 @@ def ensure_appworld(venv: Path | str | None = None) -> Path:
         pip = [path / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         _call([*pip, f"appworld=={VERSION}"], f"cannot install appworld=={VERSION}", environment)
         _call([path / "bin" / "appworld", "install"], "`appworld install` failed", environment)
-        check_appworld(path)
+        check_installation(path)
     return path
 
 
-def check_appworld(venv: Path | str | None = None, root: Path | str | None = None) -> AppWorldFacts:
-    """Import AppWorld in its environment; with a data root also open a world, run code in it and evaluate it.
+def check_installation(venv: Path | str | None = None) -> AppWorldFacts:
+    """Import AppWorld in its environment.
 
     Raises:
         SetupError: something is missing or does not work.
@@ -109,32 +111,7 @@ def check_appworld(venv: Path | str | None = None, root: Path | str | None = Non
     environment = _clean_environment(path) | {"APPWORLD_ROOT": str(path)}
     output = _call([python, "-I", "-c", script], "AppWorld cannot be imported", environment)
     versions = json.loads(output.strip().splitlines()[-1])
-    facts = AppWorldFacts(venv=path, python=versions[0], appworld=versions[1])
-    return facts if root is None else _check_root(facts, root)
-
-
-def _check_root(facts: AppWorldFacts, root: Path | str) -> AppWorldFacts:
-    from gvpo_trl.environments.appworld.client import AppWorldEnvironments
-    from gvpo_trl.environments.errors import EnvironmentFault
-
-    try:
-        with AppWorldEnvironments(root, venv=facts.venv, max_episodes=1) as environments:
-            task = min(entry.name for entry in (environments.root / "data" / "tasks").iterdir())
-            with environments.open(task) as episode:
-                step = episode.step("print(len(apis.api_docs.show_app_descriptions()))")
-                if step.failure is not None:
-                    raise SetupError(f"{environments.root}: task {task} cannot call an app: {step.text}")
-                score = episode.score()
-    except EnvironmentFault as error:
-        raise SetupError(f"{root}: {error}") from error
-    return AppWorldFacts(
-        venv=facts.venv,
-        python=facts.python,
-        appworld=facts.appworld,
-        root=environments.root,
-        passed=len(score.passed),
-        failed=len(score.failed),
-    )
+    return AppWorldFacts(venv=path, python=versions[0], appworld=versions[1])
 
 
 def make_pocket(root: Path | str, seed: int = 0, venv: Path | str | None = None, extra: tuple[str, ...] = ()) -> Path:
@@ -144,15 +121,14 @@ def make_pocket(root: Path | str, seed: int = 0, venv: Path | str | None = None,
         root: folder that will hold `data/`.
         seed: the same seed gives the same data.
         venv: AppWorld's environment; `default_venv()` by default.
-        extra: further arguments of `pocket.py`.
+        extra: further arguments of the generator.
 
     Raises:
         SetupError: AppWorld's environment is missing, or the generator failed.
     """
     python = appworld_python(venv)
     path = Path(root).expanduser().absolute()
-    script = Path(__file__).with_name("pocket.py")
-    command = [python, script, "--root", path, "--seed", str(seed), *extra]
+    command = boot.command(python, generator.__name__, "--root", str(path), "--seed", str(seed), *extra)
     _call(command, f"cannot write the pocket data to {str(path)!r}", _clean_environment(_resolve(venv)))
     return path
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gvpo_trl.environments.errors import SetupError
+from gvpo_trl.faults import SetupError
 
 if TYPE_CHECKING:
     from datasets import Dataset

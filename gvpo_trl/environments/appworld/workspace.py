@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from gvpo_trl.environments.errors import SetupError
+from gvpo_trl.faults import SetupError
 
 PREFIX = "gvpo-appworld-"
 

@@ -1,0 +1,167 @@
+"""The command line. Nothing heavy is imported before a command needs it, so `--help` and `doctor` answer at once."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from gvpo_trl import __version__
+from gvpo_trl.cli.errors import CommandError
+from gvpo_trl.faults import EnvironmentFault, SetupError
+
+_EPILOG = """\
+`train` and `evaluate` take every field of the configuration file as --field value; `gvpo-trl train --help` lists them.
+GVPO_DEBUG=1, or --debug before the command, shows the traceback of an error.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, 1 for a check that failed, 2 for a user's mistake."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    debug = os.environ.get("GVPO_DEBUG", "0") not in ("", "0")
+    if argv[:1] == ["--debug"]:
+        debug, argv = True, argv[1:]
+    try:
+        return _dispatch(argv)
+    except (CommandError, SetupError) as error:
+        if debug:
+            traceback.print_exc()
+        print(f"gvpo-trl: error: {_brief(error)}", file=sys.stderr)
+        return 2
+    except EnvironmentFault as error:
+        # Not the user's doing, but no traceback of ours explains it better than the boundary and its message.
+        if debug:
+            traceback.print_exc()
+        print(f"gvpo-trl: the environment failed ({error.boundary}): {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("gvpo-trl: interrupted", file=sys.stderr)
+        return 130
+
+
+def _dispatch(argv: list[str]) -> int:
+    if argv[:1] in (["train"], ["evaluate"]):
+        return _run_configured(argv[0], argv[1:])
+    arguments = _build_parser().parse_args(argv)
+    return arguments.run(arguments)
+
+
+def _brief(error: Exception) -> str:
+    """At most two lines of an error: where it names its cause at the end, as quoted output does, that line stays."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "\n".join(lines if len(lines) <= 2 else [lines[0], lines[-1]])
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gvpo-trl",
+        description="Train interactive coding agents with GVPO.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"gvpo-trl {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, text in (
+        ("train", "train an agent: gvpo-trl train --config FILE [--field value …]"),
+        ("evaluate", "evaluate a model or an adapter on a split: gvpo-trl evaluate --config FILE [--field value …]"),
+    ):
+        commands.add_parser(name, help=text, add_help=False)
+    _add_view(commands)
+    doctor = commands.add_parser("doctor", help="what is there, and what to type for what is missing")
+    doctor.set_defaults(run=_doctor)
+    _add_appworld(commands)
+    return parser
+
+
+def _add_view(commands: argparse._SubParsersAction) -> None:
+    view = commands.add_parser("view", help="look at the trajectories of a run")
+    view.add_argument("directory", metavar="RUN", help="the run's output_dir")
+    view.add_argument("--task", metavar="ID", help="only attempts at this task")
+    view.add_argument("--step", type=int, metavar="N", help="only what was sampled at this training step")
+    view.add_argument("--mode", choices=("train", "eval"), help="only what was sampled to train, or to evaluate")
+    view.add_argument("--failed", action="store_true", help="only trajectories with a failed step")
+    view.add_argument("--last", type=int, default=1, metavar="N", help="show so many in full (default: %(default)s)")
+    view.set_defaults(run=_view)
+
+
+def _add_appworld(commands: argparse._SubParsersAction) -> None:
+    appworld = commands.add_parser("appworld", help="AppWorld's own environment and the small data set made here")
+    actions = appworld.add_subparsers(title="actions", required=True, metavar="ACTION")
+    venv_help = "AppWorld's virtual environment; without it GVPO_APPWORLD_VENV, then the user's cache"
+    setup = actions.add_parser("setup", help="make AppWorld's virtual environment, or check the one that is there")
+    setup.add_argument("--venv", metavar="DIR", help=venv_help)
+    setup.set_defaults(run=_appworld_setup)
+    pocket = actions.add_parser("pocket", help="write a small data root in AppWorld's layout, with tasks of our own")
+    pocket.add_argument("--root", metavar="DIR", required=True, help="folder that will hold data/")
+    pocket.add_argument("--seed", type=int, default=0, help="the same seed gives the same data (default: %(default)s)")
+    pocket.add_argument("--venv", metavar="DIR", help=venv_help)
+    pocket.set_defaults(run=_appworld_pocket)
+    check = actions.add_parser("check", help="import AppWorld in its environment, and try a data root")
+    check.add_argument("--root", metavar="DIR", help="data root to try: a world is opened, runs code and is evaluated")
+    check.add_argument("--venv", metavar="DIR", help=venv_help)
+    check.set_defaults(run=_appworld_check)
+
+
+def _run_configured(command: str, argv: list[str]) -> int:
+    if not argv:
+        raise CommandError(f"gvpo-trl {command} needs --config FILE; `gvpo-trl {command} --help` lists the fields")
+    from gvpo_trl.cli.config import build_parser, parse_config
+
+    if "--help" in argv or "-h" in argv:
+        build_parser(command).print_help()
+        return 0
+    try:
+        arguments = parse_config(command, argv)
+    except (ValueError, OSError) as error:
+        raise CommandError(error) from error
+    from gvpo_trl.cli import run as commands
+
+    run = commands.train if command == "train" else commands.evaluate
+    run(*arguments)
+    return 0
+
+
+def _view(arguments: argparse.Namespace) -> int:
+    from gvpo_trl.reporting.viewer import view
+
+    filters = {"step": arguments.step, "mode": arguments.mode, "failed": arguments.failed, "last": arguments.last}
+    if arguments.last < 0:
+        raise CommandError(f"--last {arguments.last} must be at least 0")
+    try:
+        for line in view(arguments.directory, task_id=arguments.task, **filters):
+            print(line)
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
+        raise CommandError(error) from error
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from gvpo_trl.cli.doctor import examine, render
+
+    findings = examine()
+    print(render(findings))
+    return 1 if any(finding.blocks for finding in findings) else 0
+
+
+def _appworld_setup(arguments: argparse.Namespace) -> int:
+    from gvpo_trl.environments.appworld.setup import ensure_appworld
+
+    print(f"AppWorld is ready in {ensure_appworld(arguments.venv)}")
+    return 0
+
+
+def _appworld_pocket(arguments: argparse.Namespace) -> int:
+    from gvpo_trl.environments.appworld.setup import make_pocket
+
+    print(f"pocket data is in {make_pocket(arguments.root, seed=arguments.seed, venv=arguments.venv)}")
+    return 0
+
+
+def _appworld_check(arguments: argparse.Namespace) -> int:
+    from gvpo_trl.environments.appworld.check import check_appworld
+
+    print(check_appworld(arguments.venv, arguments.root))
+    return 0

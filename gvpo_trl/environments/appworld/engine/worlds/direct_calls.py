@@ -1,0 +1,77 @@
+"""AppWorld's apps called in the thread that asks: standard library and appworld's packages.
+
+AppWorld sends each API call through a test client whose server runs in a thread with an event loop, and the server
+hands the endpoint to a third thread: four changes of thread a call, and none of them waits for anything. A process
+that holds one world makes one call at a time, so its apps run as plain function calls. Where agent code runs in the
+same process, its step's time-out waits until the endpoint is done, which the threads saw to before.
+"""
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+from gvpo_trl.environments.appworld.engine import verdicts
+
+
+class Portal:
+    """What a test client calls its app through."""
+
+    @staticmethod
+    def call(function: Callable, *args):
+        """The function's result; a coroutine runs to its end, for which it may wait for nothing."""
+        result = function(*args)
+        if not hasattr(result, "send"):
+            return result
+        try:
+            result.send(None)
+        except StopIteration as end:
+            return end.value
+        result.close()
+        raise RuntimeError("an API waits for an event loop")
+
+
+class UndisturbedPortal(Portal):
+    """For apps that agent code calls: a time-out comes when they are done, and they have all of the stack's depth."""
+
+    @staticmethod
+    def call(function: Callable, *args):
+        """As `Portal.call`."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+            with verdicts.called_from_the_top():
+                return Portal.call(function, *args)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+async def _run_here(function: Callable, *args, abandon_on_cancel=False, cancellable=None, limiter=None):
+    return function(*args)
+
+
+def call_without_threads(undisturbed: bool) -> None:
+    """Have worlds that are opened from now on call their apps in the caller's thread.
+
+    Args:
+        undisturbed: whether a step's time-out, which is a SIGALRM, must not interrupt them.
+    """
+    import anyio.to_thread
+    from appworld import requester
+    from starlette.testclient import TestClient
+
+    original = anyio.to_thread.run_sync
+    for module in list(sys.modules.values()):
+        if getattr(module, "run_sync", None) is original:
+            module.run_sync = _run_here
+
+    @contextlib.contextmanager
+    def portal() -> Iterator[Portal]:
+        yield UndisturbedPortal() if undisturbed else Portal()
+
+    def get_client(self) -> TestClient:
+        client = TestClient(requester.build_main_app(self.apps))
+        client._transport.portal_factory = portal
+        return client
+
+    requester.Requester._get_client = get_client

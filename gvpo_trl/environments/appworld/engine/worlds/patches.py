@@ -1,0 +1,255 @@
+"""Run-time patches that make forked worlds fast: what every world does alike is done once, before the fork.
+
+Nothing of AppWorld is changed on disk, and nothing that an agent or an evaluation sees changes: `fast=False` runs
+without them, and a test compares the two on the pocket tasks. Each patch leans on one fact: a forked process holds
+one world, ever. They know the inner workings of the one version that the set-up installs.
+"""
+
+import contextlib
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+
+from gvpo_trl.environments.appworld.engine import shells, verdicts
+from gvpo_trl.environments.appworld.engine.worlds import databases, rehearsal
+
+
+@contextlib.contextmanager
+def quick_imports() -> Iterator[None]:
+    """Halve the time that building AppWorld's apps takes.
+
+    FastAPI asks for hundreds of parameters whether their type is a pydantic model. The answer for a type that is none
+    walks the tree of all models, which grows with each app; the type's own bases say the same.
+    """
+    import fastapi._compat
+    from pydantic import BaseModel
+
+    original = fastapi._compat.lenient_issubclass
+
+    def quick(cls, classes) -> bool:
+        if classes is BaseModel:
+            return isinstance(cls, type) and BaseModel in cls.__mro__
+        return original(cls, classes)
+
+    patched = [m for m in list(sys.modules.values()) if getattr(m, "lenient_issubclass", None) is original]
+    gc.disable()
+    for module in patched:
+        module.lenient_issubclass = quick
+    try:
+        yield
+    finally:
+        for module in patched:
+            module.lenient_issubclass = original
+        gc.enable()
+
+
+class Prepared:
+    """What the host keeps ready for its children. Made once, after a first world was opened and closed.
+
+    Args:
+        preamble: the code with which every world begins.
+        open_world: opens a world of a task under an experiment name.
+        task_id: the task to rehearse with.
+        rehearse: whether to make all kinds of calls and queries once; see `host_rehearsal`.
+    """
+
+    def __init__(self, preamble: str, open_world: Callable, task_id: str, rehearse: bool) -> None:
+        import appworld.environment as environment
+
+        self.databases = ready = databases.Databases()
+        _cache_main_app()
+        shells.quicken_guard()
+        # A process that never had a world has nothing to close, and one that ends needs not.
+        environment.AppWorld.close_all = classmethod(lambda cls, *args, **kwargs: None)
+        environment.clear_local_dbs_cache = lambda task_id=None: None
+        world = open_world(task_id, "warm-up")
+        world.execute("print(apis.api_docs.show_app_descriptions())")
+        if rehearse:
+            rehearsal.rehearse_calls(world)
+        self.docs = _read_docs()
+        world.close()
+        ready.restore()
+        if rehearse:
+            rehearsal.rehearse_evaluation(task_id)
+            ready.restore()
+        self.shell = shells.shell_with(preamble)
+        shells.freeze_clock()
+
+    def for_evaluations(self) -> None:
+        """In the child: an evaluation goes back and forth between two states, each time spelling out its engines."""
+        from appworld.apps.model_lib import Database
+
+        spell_out = Database._get_engine_to_details
+
+        def look_up(engine) -> tuple:
+            known = vars(engine).get("gvpo_details")
+            if known is None or known[0] is not engine.url:
+                known = engine.gvpo_details = engine.url, spell_out(engine)
+            return known[1]
+
+        Database._get_engine_to_details = staticmethod(look_up)
+
+    def for_episode(self) -> None:
+        """In the child: what holds for episodes and not for evaluations."""
+        import appworld.environment as environment
+        from appworld.task import Task
+
+        environment.InteractiveShellEmbed = lambda config: self.shell
+        # The task's input is wanted for its path alone.
+        Task.model_collection = property(lambda task: _OnlyPath(task.models_from_db_home_path))
+        _save_at_the_end(environment.AppWorld)
+        _serve_docs(self.docs)
+
+
+def _read_docs() -> list:
+    from appworld.apps.api_docs.models import ApiDoc
+
+    docs = ApiDoc.all()
+    for doc in docs:
+        doc._db_home_path = None  # belongs to no one world's database
+    return docs
+
+
+def _serve_docs(docs: list) -> None:
+    """Answer from memory what each documentation call reads whole: some 450 records, which no call changes."""
+    from appworld.apps.api_docs.models import ApiDoc
+
+    read_all = ApiDoc.all
+
+    def serve_all(cls) -> list:
+        return read_all() if count_changes("/api_docs") else list(docs)
+
+    ApiDoc.all = classmethod(serve_all)
+
+
+class _OnlyPath:
+    def __init__(self, path: str) -> None:
+        self.from_db_home_path = path
+
+
+def _save_at_the_end(world_class) -> None:
+    """Write the state and the logs once, at the end. A world with a `journal` keeps that up to date meanwhile."""
+    save_state, save_logs = world_class._save_state, world_class.save_logs
+
+    def record_changes(world, directory: str) -> None:
+        if world.journal is not None:
+            world.journal.record()
+
+    def note_logs(world) -> None:
+        world.logged_steps = len(world.environment_io)
+
+    def save_all(world) -> None:
+        save_state(world, world.output_db_home_path_on_disk)
+        # AppWorld writes its logs when a step has run: what was refused after the last one is not in them.
+        del world.environment_io[world.logged_steps :]
+        save_logs(world)
+
+    world_class.journal = None
+    world_class._save_state = record_changes
+    world_class.save_logs = note_logs
+    world_class.save_all = save_all
+
+
+def save_any_log(world) -> None:
+    """Let a world write its logs whatever was printed or passed to a call: AppWorld's raises, at every later step."""
+    save_texts, save_calls = world._save_environment_io_log, world._save_api_calls_log
+
+    def save_any_texts() -> None:
+        for entry in world.environment_io:
+            entry.update({name: verdicts.printable(text) for name, text in entry.items()})
+        save_texts()
+
+    def save_any_calls() -> None:
+        requests = world.requester.request_tracker.requests
+        for whole in (True, False):
+            try:
+                return save_calls()
+            except OSError:
+                raise
+            except Exception:
+                # Nesting that the check takes may be too deep for the writer: then no request is logged whole.
+                requests[:] = [loggable(request, whole) for request in requests]
+        return save_calls()
+
+    world._save_environment_io_log, world._save_api_calls_log = save_any_texts, save_any_calls
+
+
+def loggable(request: dict, whole: bool = True) -> dict:
+    """A request as the log can hold it: one that cannot be written, or not in time, must not cost a row its score."""
+    from fastapi.encoders import jsonable_encoder
+
+    try:
+        if whole:
+            json.dumps(jsonable_encoder(request)).encode()
+            return request
+        raise ValueError("too long")
+    except Exception:
+        try:
+            data = verdicts.printable(repr(request["data"]))[:1000]
+        except Exception:
+            data = "nothing that can be written"
+        return {"method": request["method"], "url": verdicts.printable(str(request["url"])), "data": data}
+
+
+class Changes(list):
+    """The statements that changed a database, up to a number of bytes; `spent` is shared by all databases."""
+
+    def __init__(self, changes: list, budget: "Budget") -> None:
+        super().__init__(changes)
+        self.budget = budget
+
+    def append(self, change: tuple) -> None:
+        """Take a statement in.
+
+        Raises:
+            ValueError: the budget is spent, and with it the call that made the statement.
+        """
+        self.budget.spent += _length(change)
+        if self.budget.spent > self.budget.most:
+            raise ValueError("This episode has changed more than any task needs.")
+        super().append(change)
+
+
+class Budget:
+    """How many bytes an episode's statements may have, and how many they have."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.spent = most, 0
+
+
+def _length(value) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_length(entry) for entry in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_length(entry) for entry in value)
+    return 8
+
+
+def bound_changes(most: int) -> Budget:
+    """Bound what the open world may write: its statements are kept whole until they are saved."""
+    from appworld.apps.model_lib import CachedDBHandler
+
+    budget = Budget(most)
+    for _, tracker in CachedDBHandler.cache.values():
+        tracker.changes = Changes(tracker.changes, budget)
+    return budget
+
+
+def count_changes(app: str = "") -> int:
+    """How many statements changed the databases whose path ends in `app`, or all, since they were made."""
+    from appworld.apps.model_lib import CachedDBHandler
+
+    entries = CachedDBHandler.cache.items()
+    return sum(len(tracker.changes) for path, (_, tracker) in entries if path.endswith(f"{app}.db"))
+
+
+def _cache_main_app() -> None:
+    import functools
+
+    import appworld.requester as requester
+
+    requester.build_main_app = functools.cache(requester.build_main_app)
+    requester.build_main_app(tuple(sorted(requester.get_all_apps())))

@@ -1,0 +1,212 @@
+"""One AppWorld environment server: its address, and one question at a time with a deadline. Standard library alone.
+
+Every question has a connection of its own, so that a server which died between two of them is never mistaken for one
+that died while it ran code. Proxy variables of the environment are not heeded.
+"""
+
+import http.client
+import json
+import re
+import time
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from gvpo_trl.faults import SetupError
+
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+CONNECT_TIMEOUT_S = 10.0
+_OUTPUT = b'{"output":"'
+_LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+_GATEWAY_STATUS = (502, 503, 504)
+"""What a proxy says when there is no server behind it."""
+
+
+class ServerError(Exception):
+    """A question got no proper answer."""
+
+
+class ServerLost(ServerError):
+    """Nothing listens there, or the connection ended without an answer."""
+
+
+class ServerSilent(ServerError):
+    """No whole answer arrived before the deadline."""
+
+
+class ServerGarbage(ServerError):
+    """What arrived is no answer of an AppWorld environment server."""
+
+
+class ServerRefused(ServerError):
+    """The bare status 500 that AppWorld answers nearly every error with."""
+
+
+class Server:
+    """Where a server is and how it is asked.
+
+    Args:
+        url: `http://host:port` or `https://host:port`, with a path where a proxy needs one.
+
+    Raises:
+        SetupError: no such address.
+    """
+
+    def __init__(self, url: str) -> None:
+        problem = "must be a text like 'http://127.0.0.1:8001'"
+        try:
+            parts = urlsplit(url) if isinstance(url, str) else None
+            port = parts.port if parts else None
+        except ValueError as error:
+            parts, problem = None, f"is malformed: {error}"
+        if parts and parts.scheme not in ("http", "https"):
+            parts, problem = None, "must begin with http:// or https://"
+        if parts and not parts.hostname:
+            parts, problem = None, "names no host"
+        if parts and (parts.query or parts.fragment or parts.username is not None):
+            parts, problem = None, "must be an address alone, without a user name, '?' or '#'"
+        if not parts:
+            raise SetupError(
+                f"url={url!r} {problem}; give the address of a running `appworld serve environment --port 8001`"
+            )
+        self.url = url
+        self._https = parts.scheme == "https"
+        self._address = (parts.hostname, port or (443 if self._https else 80))
+        self._path = parts.path.rstrip("/")
+
+    @property
+    def identity(self) -> tuple:
+        """Equal for two spellings of one address."""
+        host, port = self._address
+        return ("loopback" if host in _LOOPBACK else host, port, self._path)
+
+    def ask(self, path: str, body: dict | None = None, *, timeout_s: float) -> Any:
+        """The answer to one question: a POST with a body, a GET without.
+
+        Args:
+            path: of the endpoint, e.g. `"/execute"`.
+            body: JSON object.
+            timeout_s: for the whole exchange.
+
+        Returns:
+            What the answer holds under `output`; of a GET the whole answer.
+
+        Raises:
+            ServerError: no proper answer.
+        """
+        data, whole = self._exchange(path, body, timeout_s, MAX_ANSWER_BYTES)
+        if not whole:
+            raise ServerGarbage(f"{path} answered with more than {MAX_ANSWER_BYTES} bytes")
+        answer = _parse(path, data)
+        if body is None:
+            return answer
+        if "output" not in answer:
+            raise ServerGarbage(f"{path} answered without an output: {_excerpt(data)}")
+        return answer["output"]
+
+    def execute(self, task_id: str, code: str, *, timeout_s: float, max_chars: int) -> tuple[str, bool]:
+        """Run code in the open world.
+
+        Returns:
+            What AppWorld says, and whether that is all of it: of a text longer than `max_chars` the beginning may come
+            alone, since agent code can print more than the trainer has memory for.
+
+        Raises:
+            ServerError: no proper answer.
+        """
+        # JSON needs six bytes at most for a character.
+        limit = 6 * max_chars + 65536
+        data, whole = self._exchange("/execute", {"task_id": task_id, "code": code}, timeout_s, limit)
+        text = _parse("/execute", data).get("output") if whole else _beginning(data)
+        if not isinstance(text, str):
+            raise ServerGarbage(f"/execute answered without a text: {_excerpt(data)}")
+        return text, whole
+
+    def knows(self, task_id: str, *, timeout_s: float) -> bool:
+        """Whether the task is in the server's data root."""
+        try:
+            self.ask(f"/tasks/{quote(task_id, safe='')}", timeout_s=timeout_s)
+        except (ServerRefused, ServerGarbage):
+            return False
+        return True
+
+    def _exchange(self, path: str, body: dict | None, timeout_s: float, limit: int) -> tuple[bytes, bool]:
+        deadline = time.monotonic() + timeout_s
+        make = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
+        connection = make(*self._address, timeout=min(timeout_s, CONNECT_TIMEOUT_S))
+        try:
+            connection.connect()
+            sock = connection.sock
+            sock.settimeout(_left(deadline))
+            headers = {"Content-Type": "application/json", "Connection": "close"}
+            payload = None if body is None else json.dumps(body).encode()
+            connection.request("GET" if body is None else "POST", self._path + path, payload, headers)
+        except OSError as error:
+            connection.close()
+            raise ServerLost(f"cannot be reached: {error or type(error).__name__}") from error
+        try:
+            response = connection.getresponse()
+            data, whole = _read(response, sock, deadline, limit)
+        except TimeoutError as error:
+            raise ServerSilent(f"{path} was not answered within {timeout_s:g} s") from error
+        except ConnectionError as error:
+            raise ServerLost(f"{path}: the connection ended without an answer") from error
+        except (http.client.HTTPException, OSError) as error:
+            raise ServerGarbage(f"{path}: {type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
+        if response.status in _GATEWAY_STATUS:
+            raise ServerLost(f"{path}: status {response.status}")
+        if response.status == 500:
+            raise ServerRefused(f"{path} was answered with status 500")
+        if response.status != 200:
+            raise ServerGarbage(f"{path} was answered with status {response.status}: {_excerpt(data)}")
+        return data, whole
+
+
+def _left(deadline: float) -> float:
+    if (left := deadline - time.monotonic()) <= 0:
+        raise TimeoutError
+    return left
+
+
+def _read(response: http.client.HTTPResponse, sock: Any, deadline: float, limit: int) -> tuple[bytes, bool]:
+    """The body, or the beginning of one that is longer than `limit` bytes."""
+    chunks, size = [], 0
+    while size <= limit:
+        sock.settimeout(_left(deadline))
+        chunk = response.read1(65536)
+        if not chunk:
+            if response.length:
+                raise http.client.IncompleteRead(b"".join(chunks)[-80:], response.length)
+            return b"".join(chunks), True
+        chunks.append(chunk)
+        size += len(chunk)
+    return b"".join(chunks), False
+
+
+def _parse(path: str, data: bytes) -> dict:
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ServerGarbage(f"{path} answered with something else than JSON: {_excerpt(data)}") from error
+    if not isinstance(answer, dict):
+        raise ServerGarbage(f"{path} answered with something else than an object: {_excerpt(data)}")
+    return answer
+
+
+def _beginning(data: bytes) -> str | None:
+    """The text in the first part of `{"output": "…"}`, less what cannot be read at the cut."""
+    if not data.startswith(_OUTPUT):
+        return None
+    text = data.decode("utf-8", "ignore")
+    # The cut may lie within `\u0001`, or between two backslashes.
+    for cut in range(7):
+        try:
+            return json.loads(text[: len(text) - cut] + '"}')["output"]
+        except ValueError:
+            continue
+    return None
+
+
+def _excerpt(data: bytes) -> str:
+    return repr(re.sub(r"\s+", " ", data[:200].decode("utf-8", "replace")))

@@ -1,0 +1,115 @@
+"""`gvpo-trl view RUN`: a run's trajectories as plain text, which `less` and `grep` can work on."""
+
+import textwrap
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gvpo_trl.reporting.traces import read_traces
+
+WIDTH = 100
+"""Columns of the rules between messages; long lines of code and observations are left as they are."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Summary:
+    """What the trajectories of one training step have in common."""
+
+    mode: str
+    step: int
+    rewards: list[float] = field(default_factory=list)
+    trajectories: int = 0
+    solved: int = 0
+    turns: int = 0
+    failed_turns: int = 0
+
+    def add(self, trace: dict[str, Any]) -> None:
+        """Count one more trajectory."""
+        self.trajectories += 1
+        self.turns += len(trace["steps"])
+        self.failed_turns += sum(step["failure"] is not None for step in trace["steps"])
+        if trace["reward"] is not None:
+            self.rewards.append(trace["reward"])
+            self.solved += bool(trace["passed"]) and not trace["failed"]
+
+    def __str__(self) -> str:
+        reward = f"{sum(self.rewards) / len(self.rewards):.3f}" if self.rewards else "-"
+        solved = f"{self.solved}/{len(self.rewards)}"
+        failed = f"{self.failed_turns / self.turns:.2f}" if self.turns else "-"
+        turns = f"{self.turns / self.trajectories:.1f}"
+        return f"{self.mode:6}{self.step:6}{self.trajectories:8}{reward:>9}{solved:>10}{failed:>14}{turns:>8}"
+
+
+HEADER = f"{'mode':6}{'step':>6}{'trajs':>8}{'reward':>9}{'solved':>10}{'failed steps':>14}{'turns':>8}"
+
+
+def view(
+    run: Path | str,
+    *,
+    task_id: str | None = None,
+    step: int | None = None,
+    mode: str | None = None,
+    failed: bool = False,
+    last: int = 1,
+) -> Iterator[str]:
+    """Yield a table of the run, a line per step and mode, and then the last trajectories of what was asked for.
+
+    Args:
+        run: `output_dir` of a run.
+        task_id: only attempts at this task.
+        step: only what was sampled at this training step.
+        mode: only `"train"` or `"eval"`.
+        failed: only trajectories with a failed step.
+        last: how many trajectories to show in full.
+
+    Raises:
+        FileNotFoundError: the run holds no trajectories.
+        ValueError: none of them is what was asked for.
+    """
+    summaries: dict[tuple[str, int], Summary] = {}
+    shown: deque[dict[str, Any]] = deque(maxlen=last)
+    for trace in read_traces(Path(run)):
+        key = (trace["mode"], trace["step"])
+        wanted = (
+            task_id in (None, trace["task_id"]) and step in (None, trace["step"]) and mode in (None, trace["mode"])
+        )
+        if not wanted or (failed and not any(turn["failure"] for turn in trace["steps"])):
+            continue
+        summaries.setdefault(key, Summary(mode=key[0], step=key[1])).add(trace)
+        shown.append(trace)
+    if not summaries:
+        raise ValueError(f"{run} holds no trajectory that matches; leave a filter out")
+    yield HEADER
+    yield from (str(summary) for summary in sorted(summaries.values(), key=lambda each: (each.mode, each.step)))
+    for trace in shown:
+        yield ""
+        yield from render(trace)
+
+
+def render(trace: dict[str, Any]) -> Iterable[str]:
+    """The lines of one trajectory: its prompt, each turn with its verdict and observation, and the unit tests."""
+    reward = "unscorable" if trace["reward"] is None else f"reward {trace['reward']:.3f}"
+    title = f"{trace['task_id']}  {trace['mode']} step {trace['step']}  {reward}  stopped: {trace['stop']}"
+    yield title
+    yield "=" * WIDTH
+    for message in trace["messages"]:
+        yield _rule(message["role"])
+        yield str(message["content"])
+    for number, turn in enumerate(trace["steps"], start=1):
+        verdict = f"FAILED: {turn['failure']}" if turn["failure"] else "executed"
+        yield _rule(f"turn {number}, {turn['tokens']} tokens, {verdict}")
+        yield turn["text"]
+        yield _rule("observation")
+        yield turn["observation"]
+    yield _rule("unit tests")
+    for mark, name in (("pass", "passed"), ("FAIL", "failed")):
+        for requirement in trace[name] or ():
+            yield textwrap.fill(requirement, WIDTH, initial_indent=f"{mark}  ", subsequent_indent="      ")
+    if trace["fault"]:
+        yield f"fault of the machinery: {trace['fault']}"
+
+
+def _rule(title: str) -> str:
+    return f"-- {title} ".ljust(WIDTH, "-")

@@ -1,0 +1,95 @@
+"""What a restricted process tries on itself before it runs agent code: each attempt must be refused."""
+
+import ctypes
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterable
+
+from gvpo_trl.sandbox.kernel import libc
+
+MAX_DESCRIPTORS = 64
+"""Descriptors that a restricted process may have open at once."""
+_PTRACE_SEIZE = 0x4206
+
+
+def self_test(planted: str, layers: Iterable[str], kept_fds: Iterable[int]) -> list[str]:
+    """Try, in a restricted process, what must fail; one line for each thing that did not fail as it must.
+
+    Args:
+        planted: a file with ground truth.
+        layers: what `restrict` returned; what no layer in force could shut is not tried.
+        kept_fds: the descriptors that `restrict` was told to keep.
+    """
+    in_force = {layer.partition("-")[0] for layer in layers}
+    findings = [f"descriptor {fd} is open" for fd in range(4 * MAX_DESCRIPTORS) if fd not in kept_fds and _is_open(fd)]
+    for what, shut_by, attempt in attempts(planted, os.getppid()):
+        if not in_force.isdisjoint(shut_by):
+            try:
+                attempt()
+            except PermissionError:
+                continue
+            except Exception as error:
+                findings.append(f"{what}: not refused, but {type(error).__name__}: {error}")
+            else:
+                findings.append(f"{what}: worked")
+    return findings
+
+
+def attempts(planted: str, parent: int) -> list[tuple[str, set[str], Callable[[], object]]]:
+    """What must fail: its name, the layers of which one is enough, how to try it."""
+    folder, files, calls, either = os.path.dirname(planted), {"landlock"}, {"seccomp"}, {"landlock", "seccomp"}
+    return [
+        (f"read {planted}", files, lambda: _read(planted)),
+        (f"list {folder}", files, lambda: os.listdir(folder)),
+        ("read the parent's environment", files, lambda: _read(f"/proc/{parent}/environ")),
+        ("reopen descriptors", files, lambda: os.listdir("/proc/self/fd")),
+        ("write in the current folder", either, lambda: _write(".")),
+        ("write in /tmp", either, lambda: _write("/tmp")),
+        (f"write in {folder}", either, lambda: _write(folder)),
+        ("open a Unix socket", calls, lambda: socket.socket(socket.AF_UNIX).close()),
+        ("open an Internet socket", calls, lambda: socket.socket(socket.AF_INET).close()),
+        ("fork", calls, _fork),
+        ("exec", calls, lambda: os.execv("/nonexistent", ["/nonexistent"])),
+        ("signal the parent", calls, lambda: os.kill(parent, 0)),
+        ("trace the parent", either, lambda: _trace(parent)),
+        ("set a limit", calls, _set_a_limit),
+    ]
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _read(path: str) -> None:
+    with open(path, "rb") as file:
+        file.read(1)
+
+
+def _write(folder: str) -> None:
+    path = os.path.join(folder, f"self-test-{os.getpid()}")
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+    os.unlink(path)
+
+
+def _fork() -> None:
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _trace(pid: int) -> None:
+    if libc.ptrace(_PTRACE_SEIZE, pid, None, None) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def _set_a_limit() -> None:
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE))
+    except ValueError as error:  # Python's name for EPERM here
+        raise PermissionError(str(error)) from error
