@@ -54,7 +54,10 @@ def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset", samples: int = 1) 
     try:
         with trainer.accelerator.split_between_processes(rows) as mine:
             trajectories = trainer.rollout_func.attempt(
-                [row["task_id"] for row in mine], [row["prompt"] for row in mine], trainer, in_metrics=False
+                [row["task_id"] for row in mine],
+                [row["prompt"] for row in mine],
+                trainer.rollout_context(),
+                in_metrics=False,
             )
     finally:
         trainer.model.train(was_training)

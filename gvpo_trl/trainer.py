@@ -1,12 +1,34 @@
 """`GVPOTrainer`: TRL's `GRPOTrainer` with advantages that differ per step.
 
-The method is in `objective.py`. Here it is wired: `_generate_and_score_completions` calls TRL's, then replaces the
-advantages (B,) by the shaped ones (B, T). The loss stays TRL's, which takes both shapes, so importance ratios,
-clipping, the loss aggregations, the entropy bonus and the MoE loss are TRL's.
+The method is in `objective.py`; here it is wired into TRL. This table has the eight hooks: the methods of TRL and
+transformers that are overridden, whether they are public, why, and the test of `tests/test_trl_contract.py` that pins
+what the hook relies on. `test_nothing_of_trls_is_hidden_by_accident` holds that there is no ninth.
+
+    __init__                           public    checks before a model is loaded, defaults
+                                                 test_the_overridden_methods_have_these_signatures
+    _generate_and_score_completions    private   advantages (B,) become shaped ones (B, T)
+                                                 test_the_loss_takes_one_advantage_per_token
+    _generate                          private   rewards and logs get the conversation, not one long message
+                                                 test_a_whole_completion_is_one_message_and_tables_take_conversations
+    _calculate_rewards                 private   keeps the rewards, which decide what ties
+                                                 test_advantages_are_the_difference_to_the_mean
+    _compute_loss                      private   leaves out rows that cannot move the weights
+                                                 test_every_term_of_the_loss_is_known
+    get_batch_samples                  public    tells the rollout which tasks come next
+                                                 test_batches_are_taken_through_one_method
+    evaluation_loop                    public    adds TGC and SGC over the whole data set
+                                                 test_the_overridden_methods_have_these_signatures
+    create_model_card                  public    names a base model that is a local folder
+                                                 test_the_model_card_of_a_local_model_says_none
+
+The loss stays TRL's, which takes advantages of both shapes, so importance ratios, clipping, the loss aggregations, the
+entropy bonus and the MoE loss are TRL's.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +38,34 @@ from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
 from gvpo_trl.config import GVPOConfig
-from gvpo_trl.generation.transformers import transformers_session
-from gvpo_trl.generation.vllm import vllm_session
+from gvpo_trl.generation.ranks import needs_equal_forwards
+from gvpo_trl.generation.transformers import ModelSource, transformers_session
+from gvpo_trl.generation.vllm import EngineSource, vllm_session
 from gvpo_trl.objective import outcome_advantages, shape_advantages
 from gvpo_trl.reporting.card import PAPER, name_local_base_model
 from gvpo_trl.reporting.traces import FOLDER, TraceWriter
 from gvpo_trl.rewards import passed_tests_share
-from gvpo_trl.rollout.types import Generate, Trajectory
-from gvpo_trl.training.checks import announcing, check_chat, check_datasets, check_rows, failed_tokens
+from gvpo_trl.rollout.prefetch import Lookahead
+from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds
+from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
+from gvpo_trl.training.checks import check_chat, check_datasets, check_rows, failed_tokens
 from gvpo_trl.training.metrics import expected_attempts, goal_completion, rollout_sums, shaping_sums
-from gvpo_trl.training.row_skipping import ActionsOnly, ScoresActions, loss_of_actions
+from gvpo_trl.training.row_skipping import KNOWN_LOSSES, TrainingStep, fingerprint, loss_of_moving_rows
+
+logger = logging.getLogger(__name__)
+
+LOSS_METHODS = (GRPOTrainer._compute_loss, GRPOTrainer.compute_loss, GRPOTrainer.training_step)
+"""Where TRL could add a term to the loss."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """What is known of one call of `_generate_and_score_completions` while it runs."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """(B,) the data set's rows of the batch; TRL hands the rollout their prompts alone."""
+    rewards: torch.Tensor | None = None
+    """(B over all ranks, reward functions)"""
 
 
 class GVPOTrainer(GRPOTrainer):
@@ -64,26 +104,25 @@ class GVPOTrainer(GRPOTrainer):
             raise ValueError("tools and environment_factory are TRL's own loop; GVPOTrainer takes rollout_func alone.")
         check_datasets(train_dataset, eval_dataset)
         check_chat(model, kwargs.get("processing_class"), args, train_dataset)
-        self.rollout_rows: list[dict[str, Any]] = []
+        self._call = _Call()
         self._outcomes: list[tuple[str, bool | None]] = []
-        self._env_masks: list[list[int]] | None = None  # of the rows that are being scored
+        self._lookahead: Lookahead | None = None
         reward_funcs = passed_tests_share if reward_funcs is None else reward_funcs
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
-        if eval_dataset is not None:
-            self._check_eval_groups()
-        self.data_collator = announcing(self.data_collator, self.rollout_func)
+        self._loss_is_known = fingerprint(LOSS_METHODS) in KNOWN_LOSSES
+        if args.skip_idle_rows and not self._loss_is_known:
+            logger.warning("This TRL computes its loss in a way that gvpo_trl does not know: no row is skipped.")
         self._traces = TraceWriter(Path(args.output_dir) / FOLDER, rank=args.process_index)
 
     # The method
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's batch with per-token advantages: shaped (B, T) in the place of (B,)."""
-        self.rollout_rows = inputs
+        self._call = _Call(rows=inputs)
         batch = super()._generate_and_score_completions(inputs)
-        self._env_masks = None
         action_mask = batch["completion_mask"] * batch["tool_mask"]  # (B, T)
         failed_mask = failed_tokens(inputs, action_mask)  # (B, T)
-        outcome = self._outcome_advantages(batch["advantages"])  # (B,), NaN where unscorable
+        outcome = self._outcome_advantages(batch["advantages"], self._call.rewards)  # (B,), NaN where unscorable
         shaped = shape_advantages(
             outcome, action_mask, failed_mask, penalty=self.args.failure_penalty, mode=self.args.shaping
         )
@@ -92,14 +131,17 @@ class GVPOTrainer(GRPOTrainer):
         self._record_shaping(outcome, action_mask, failed_mask, batch["advantages"])
         return batch
 
-    def _outcome_advantages(self, trl_advantages: torch.Tensor) -> torch.Tensor:
+    def _outcome_advantages(self, trl_advantages: torch.Tensor, rewards_per_func: torch.Tensor) -> torch.Tensor:
         """(B,) outcome advantages of this rank's rows, exactly 0 for a tie and NaN for an unscorable row.
 
         TRL's own advantages are kept where its options ask for more than R − mean(R): a scaling, or several rewards
         normalized one by one.
+
+        Args:
+            trl_advantages: (B,)
+            rewards_per_func: (B over all ranks, reward functions)
         """
-        weights = self.reward_weights.to(self._rewards_per_func)
-        rewards = self._rewards_per_func * weights  # (B of all ranks, functions)
+        rewards = rewards_per_func * self.reward_weights.to(rewards_per_func)
         total = rewards.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), torch.nan)
         everyone = outcome_advantages(total, self._group_size)
         if normalized := self.multi_objective_aggregation == "normalize_then_sum":  # a tie is one in every function
@@ -111,27 +153,38 @@ class GVPOTrainer(GRPOTrainer):
             return outcome
         return torch.where((outcome == 0) | outcome.isnan(), outcome, trl_advantages)
 
-    # What TRL calls on the way
+    # What TRL and transformers call on the way
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's loss, without the work that cannot move the weights."""
-        return loss_of_actions(self, super()._compute_loss, model, inputs)
+        """TRL's loss, without the rows that cannot move the weights."""
+        step = TrainingStep(
+            rows_may_be_skipped=self._rows_may_be_skipped(inputs),
+            accelerator=self.accelerator,
+            is_deepspeed=self.is_deepspeed_enabled,
+        )
+        return loss_of_moving_rows(super()._compute_loss, model, inputs, step)
 
-    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
-        """TRL's log-probabilities; observations cost no LM head, those of the loss are hidden already."""
-        if self._env_masks is not None and not isinstance(model, ActionsOnly):
-            model = ScoresActions(model, self._env_masks, logits_to_keep)
-        return super()._get_per_token_logps_and_entropies(
-            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+    def _rows_may_be_skipped(self, inputs: dict[str, Any]) -> bool:
+        """Whether advantages are all that gives a row a gradient, and no other row's loss is divided by its tokens."""
+        return (
+            self.model.training
+            and self.args.skip_idle_rows
+            and self._loss_is_known
+            and self.beta == 0
+            and not self._entropy_bonus_enabled
+            and not self.aux_loss_enabled
+            and self.top_entropy_quantile == 1.0  # its threshold is taken over the entropies of all rows
+            and self.loss_type != "bnpo"
+            and inputs.get("pixel_values") is None  # has a row for an image or tile, not for a trajectory
         )
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
-        """(B over all ranks, functions) rewards, kept because the sign of an advantage must not hang on rounding."""
-        self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        return self._rewards_per_func
+        """(B over all ranks, functions) rewards, kept because the sign of an advantage must not depend on rounding."""
+        self._call.rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        return self._call.rewards
 
     def _generate(self, prompts: list) -> tuple:
-        """TRL's rollout, with the conversation as it was in the place of one long assistant message."""
+        """TRL's rollout; each row's conversation, one message a turn, stands in the place of one long message."""
         tokenizer, parsers = self._tokenizer, {}
         for name in ("response_template", "response_schema"):  # they would parse all turns as one response
             if getattr(tokenizer, name, None) is not None:
@@ -143,11 +196,22 @@ class GVPOTrainer(GRPOTrainer):
             for name, value in parsers.items():
                 setattr(tokenizer, name, value)
         check_rows(*head[1:], extra.get("failed_mask"))
-        self._env_masks = head[2]
         if "trajectory" in extra:
             empty = [{"role": "assistant", "content": ""}]  # TRL's tables need a message
             completions = [trajectory.completion_messages or empty for trajectory in extra["trajectory"]]
         return (*head, completions, logprobs, extra, images, tool_images)
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
+        """The batches of one optimizer step; the rollout learns of them, and of the batch after them."""
+        prefetch = getattr(self.rollout_func, "prefetch", None)
+        if prefetch is None:
+            return super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self._lookahead is None or self._lookahead.source is not epoch_iterator:
+            self._lookahead = Lookahead(epoch_iterator)
+        batches, num_items = super().get_batch_samples(self._lookahead, num_batches, device)
+        is_last = self.state.global_step + 1 >= self.state.max_steps
+        prefetch.expect([*batches, *([] if is_last else self._lookahead.peek())])
+        return batches, num_items
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix: str = "eval", **kwargs):
         """TRL's evaluation, with `{prefix}_tgc` and `{prefix}_sgc` over the whole data set, each task counted once."""
@@ -172,24 +236,73 @@ class GVPOTrainer(GRPOTrainer):
         """The text tokenizer, also of a model with a processor."""
         return self._tokenizer
 
-    @property
-    def pad_token_id(self) -> int:
-        """The tokenizer's pad token, which TRL sets to the end-of-sequence token where there is none."""
-        return self._tokenizer.pad_token_id
+    def rollout_context(self) -> RolloutContext:
+        """What a rollout with this trainer's model needs; see [`~gvpo_trl.rollout.seam.RolloutContext`]."""
+        args = self.args
+        return RolloutContext(
+            rows=self._call.rows,
+            is_training=self._mode == "train",
+            tokenizer=self._tokenizer,
+            end_ids=self.eos_token_ids,
+            chat_template=self.chat_template,
+            chat_template_kwargs=self.chat_template_kwargs,
+            max_turns=args.max_turns,
+            max_turn_length=args.max_turn_length,
+            max_observation_length=args.max_observation_length,
+            max_completion_length=args.max_completion_length,
+            max_context_length=args.max_context_length or self._context_length(),
+            no_code_is_failure=args.no_code_is_failure,
+            failure_span=args.failure_span,
+            mask_truncated_completions=args.mask_truncated_completions,
+            generation_session=self.generation_session,
+            record=self._record_rollout,
+        )
 
-    @property
-    def context_length(self) -> int | None:
+    def _context_length(self) -> int | None:
         """Tokens that prompt and trajectory may have together, `None` where neither vLLM nor the model says."""
         if self.use_vllm and self.args.vllm_max_model_length:
             return self.args.vllm_max_model_length
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
-    def generation_session(self) -> AbstractContextManager[Generate]:
-        """What samples the turns of a rollout: vLLM with `use_vllm`, else the model itself."""
-        return vllm_session(self) if self.use_vllm else transformers_session(self)
+    def generation_session(
+        self, end_ids: Sequence[int] | None = None
+    ) -> AbstractContextManager[Generate | StreamingGenerate]:
+        """What samples the turns of a rollout: vLLM with `use_vllm`, else the model itself.
+
+        Args:
+            end_ids: ids that end a turn; TRL's `eos_token_ids` when not given.
+        """
+        end_ids = self.eos_token_ids if end_ids is None else end_ids
+        accelerator = self.accelerator
+        if self.use_vllm:
+            return vllm_session(
+                EngineSource(
+                    engine=self.vllm_generation,
+                    end_ids=end_ids,
+                    step=self.state.global_step,
+                    process=accelerator.process_index,
+                    local_process=accelerator.local_process_index,
+                    processes=accelerator.num_processes,
+                )
+            )
+        return transformers_session(
+            ModelSource(
+                model=self._model_for_generation,
+                config=self.generation_config,
+                end_ids=end_ids,
+                pad_id=self._tokenizer.pad_token_id,  # TRL sets one where there is none
+                kv_cache_tokens=self.args.kv_cache_tokens,
+                stop_after_code=self._tokenizer if self.args.stop_after_code else None,
+                equal_forwards=needs_equal_forwards(
+                    self.model,
+                    is_sharded=self._dist.is_fsdp or self._dist.is_zero3,
+                    processes=accelerator.num_processes,
+                ),
+            )
+        )
 
     @contextmanager
-    def model_for_generation(self) -> Iterator[torch.nn.Module]:
+    def _model_for_generation(self) -> Iterator[torch.nn.Module]:
         """The unwrapped model, its sharded parameters gathered, without gradients: entered once around a rollout."""
         with (
             unwrap_model_for_generation(
@@ -204,11 +317,12 @@ class GVPOTrainer(GRPOTrainer):
         ):
             yield model
 
-    def record_rollout(self, trajectories: list[Trajectory], times: dict[str, float], *, in_metrics: bool) -> None:
-        """Keep what the callback saw: traces, metrics (`times` are seconds by their use), an evaluation's outcomes."""
+    def _record_rollout(self, trajectories: list[Trajectory], seconds: RolloutSeconds, in_metrics: bool) -> None:
+        """Keep what a rollout saw: traces, metrics, an evaluation's outcomes."""
         if self.args.log_trajectories:
             self._traces.write(trajectories, step=self.state.global_step, mode=self._mode)
         if in_metrics:
+            times = {name: getattr(seconds, name) for name in RolloutSeconds.__slots__}
             sums = {f"rollout/{name}_seconds": (value, 1) for name, value in times.items()}
             self._add_metrics(rollout_sums(trajectories) | sums)
             if self._mode == "eval":
@@ -225,6 +339,7 @@ class GVPOTrainer(GRPOTrainer):
         return self.num_generations if self._mode == "train" else self.num_generations_eval
 
     def _check_eval_groups(self) -> None:
+        """Check what TRL's configuration checks only for evaluations while training."""
         size, processes = self.args.per_device_eval_batch_size, self.args.world_size
         if size * processes % self.num_generations_eval:
             raise ValueError(

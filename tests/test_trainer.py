@@ -398,26 +398,3 @@ def test_pad_token_equals_eos(tmp_path):
         assert action_mask(batch)[row, : len(ids)].tolist() == [bool(mark) for mark in mask]
     observed = batch["completion_mask"].bool() & ~action_mask(batch)
     assert (batch["completion_ids"][observed] == tokenizer.eos_token_id).any()
-
-
-def test_worlds_of_the_next_batch_are_asked_for_while_the_model_trains(tmp_path):
-    class Recording(ToyEnvironment):
-        def __init__(self):
-            super().__init__()
-            self.events = []
-
-        def open(self, task_id):
-            self.events.append(task_id)
-            return super().open(task_id)
-
-        def prefetch(self, task_ids):
-            self.events.append(tuple(task_ids))
-
-    environment = Recording()
-    make_trainer(tmp_path, [["Hm."]] * 4, rollout_func=MultiTurnRollout(environment), max_steps=3, max_turns=1).train()
-    asked = [event for event in environment.events if isinstance(event, tuple)]
-    opened = [event for event in environment.events if isinstance(event, str)]
-    assert len(opened) == 12, "three batches of four"
-    assert [task_id for batch in asked[:3] for task_id in batch] == opened
-    first = environment.events.index(asked[1])
-    assert first == 1 + 4, "the second batch is asked for when the first is rolled out, before the step"

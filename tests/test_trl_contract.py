@@ -1,6 +1,10 @@
 """What the trainer relies on inside TRL, in one place: a TRL release that changes it fails here, and loudly."""
 
+import ast
 import inspect
+import re
+import sys
+import textwrap
 
 import pandas
 import pytest
@@ -10,6 +14,8 @@ from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from gvpo_trl import GVPOTrainer
+from gvpo_trl.trainer import LOSS_METHODS
+from gvpo_trl.training.row_skipping import KNOWN_LOSSES, fingerprint
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from tests.support.training import tasks
 
@@ -102,13 +108,6 @@ def test_the_overridden_methods_have_these_signatures():
     assert {"processing_class", "peft_config", "tools", "rollout_func", "environment_factory"} <= {
         *parameters(GRPOTrainer.__init__)
     }
-    assert parameters(GRPOTrainer._get_per_token_logps_and_entropies)[:5] == [
-        "self",
-        "model",
-        "input_ids",
-        "attention_mask",
-        "logits_to_keep",
-    ]
     assert {"dataloader", "description", "metric_key_prefix"} <= {*parameters(GRPOTrainer.evaluation_loop)}
     assert parameters(GRPOTrainer.create_model_card) == ["self", "model_name", "dataset_name", "tags"]
     assert parameters(unwrap_model_for_generation) == [
@@ -131,12 +130,62 @@ def test_nothing_of_trls_is_hidden_by_accident():
         "_paper",
         "_generate_and_score_completions",
         "_compute_loss",
-        "_get_per_token_logps_and_entropies",
         "_calculate_rewards",
         "_generate",
+        "get_batch_samples",
         "evaluation_loop",
         "create_model_card",
     }
+    table = inspect.getdoc(sys.modules[GVPOTrainer.__module__])
+    hooks = shared - {"_tag_names", "_name", "_paper"}
+    assert set(re.findall(r"^ {4}(\w+) +(?:public|private) ", table, flags=re.MULTILINE)) == hooks
+    assert set(re.findall(r"^ {40,}(test_\w+)$", table, flags=re.MULTILINE)) <= globals().keys()
+
+
+def test_every_term_of_the_loss_is_known():
+    """Advantages move a row, and so do three terms, each behind a condition that `_rows_may_be_skipped` knows."""
+    assert fingerprint(LOSS_METHODS) in KNOWN_LOSSES, "a new loss of TRL: look for terms that move rows, then add it"
+    tree = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._compute_loss)))
+    conditions = set()
+    for branch in ast.walk(tree):
+        for statement in getattr(branch, "body", ()) if isinstance(branch, ast.If | ast.FunctionDef) else ():
+            if isinstance(statement, ast.AugAssign | ast.Assign) and adds_to_a_loss(statement):
+                conditions.add(ast.unparse(branch.test) if isinstance(branch, ast.If) else "always")
+    assert conditions == {"self.beta != 0.0", "self._entropy_bonus_enabled", "self.aux_loss_enabled"}
+
+
+def adds_to_a_loss(statement: ast.AugAssign | ast.Assign) -> bool:
+    """Whether the statement adds something to `loss` or `per_token_loss`."""
+    target = statement.target if isinstance(statement, ast.AugAssign) else statement.targets[0]
+    if not isinstance(target, ast.Name) or target.id not in ("loss", "per_token_loss"):
+        return False
+    if isinstance(statement, ast.AugAssign):
+        return isinstance(statement.op, ast.Add | ast.Sub)
+    sums = [node for node in ast.walk(statement.value) if isinstance(node, ast.BinOp)]
+    return any(
+        isinstance(node.op, ast.Add | ast.Sub) and isinstance(node.left, ast.Name) and node.left.id == target.id
+        for node in sums
+    )
+
+
+def test_batches_are_taken_through_one_method(make):
+    """`get_batch_samples` sees the batches of each optimizer step, in the trainer's process."""
+    trainer = make(max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=2, disable_tqdm=True)
+    assert list(inspect.signature(trainer.get_batch_samples).parameters) == ["epoch_iterator", "num_batches", "device"]
+    taken, inner = [], trainer.get_batch_samples
+
+    def keep(epoch_iterator, num_batches, device):
+        batches, num_items = inner(epoch_iterator, num_batches, device)
+        taken.append((epoch_iterator, [[row["task_id"] for row in batch] for batch in batches]))
+        return batches, num_items
+
+    trainer.get_batch_samples = keep
+    trainer.train()
+    (first, one), (second, two) = taken
+    assert first is second, "one iterator an epoch"
+    assert one[0] == one[1], "the rows of a generation come once for each micro-batch"
+    assert len(one[0]) == 4
+    assert one[0] != two[0]
 
 
 def test_attributes_that_the_trainer_reads(make):
@@ -155,7 +204,6 @@ def test_attributes_that_the_trainer_reads(make):
     assert trainer._metrics["train"]["anything new"] == []
     assert {"prompt", "completion", "advantages", "rewards"} <= set(trainer._logs)
     assert trainer.loss_is_scaled_for_ga is not False
-    assert not hasattr(trainer, "rollout_rows")
 
 
 def test_the_model_for_generation(make):

@@ -22,9 +22,9 @@ class ScriptedTrainer(GVPOTrainer):
     scripts: Sequence[Script] = ()
     """Of the rows of the next batch."""
 
-    def generation_session(self) -> AbstractContextManager[Generate]:
+    def generation_session(self, end_ids: Sequence[int] | None = None) -> AbstractContextManager[Generate]:
         """A generator that knows the turns of the rows."""
-        return nullcontext(_Player(self.tokenizer, [self.book.turns(script) for script in self.scripts]))
+        return nullcontext(_Player(self.processing_class, [self.book.turns(script) for script in self.scripts]))
 
 
 class _Player:

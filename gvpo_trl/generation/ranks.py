@@ -5,20 +5,20 @@ has its own trajectories, which end at different turns. Before each call the ran
 to do, and a rank that has nothing left to do takes part in the calls of the others until there are none.
 """
 
-from typing import Any
-
 import torch
 from torch import distributed
 from transformers.distributed.fsdp import is_fsdp_managed_module
 
 
-def needs_equal_forwards(trainer: Any) -> bool:
-    """Whether a forward of this trainer's model is a collective call: FSDP or ZeRO-3 on several processes.
+def needs_equal_forwards(model: torch.nn.Module, *, is_sharded: bool, processes: int) -> bool:
+    """Whether a forward of the model is a collective call of several processes.
 
-    FSDP is Accelerate's, or that of transformers' `from_pretrained(distributed_config=…)`.
+    Args:
+        model: which transformers itself may have sharded by FSDP (`from_pretrained(distributed_config=…)`).
+        is_sharded: whether Accelerate has sharded it, by FSDP or ZeRO-3.
+        processes: how many there are.
     """
-    sharded = trainer._dist.is_fsdp or trainer._dist.is_zero3 or is_fsdp_managed_module(trainer.model)
-    return sharded and trainer.accelerator.num_processes > 1
+    return processes > 1 and (is_sharded or is_fsdp_managed_module(model))
 
 
 class Ranks:

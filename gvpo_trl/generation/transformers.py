@@ -13,8 +13,8 @@ the same: the last `fresh` tokens of every row are fed, and what stands before t
 import copy
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,31 +30,48 @@ from transformers.generation import (
 )
 
 from gvpo_trl.generation.kv_cache import GrowingLayer, growing_cache
-from gvpo_trl.generation.ranks import Ranks, needs_equal_forwards
+from gvpo_trl.generation.ranks import Ranks
 from gvpo_trl.rollout.code import extract_code
 from gvpo_trl.rollout.types import Generate, Turn, TurnRequest
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """What sampling with the trainer's own model needs from the trainer."""
+
+    model: Callable[[], AbstractContextManager[torch.nn.Module]]
+    """Opens the model for generation: unwrapped, its sharded parameters gathered, without gradients."""
+    config: GenerationConfig
+    """Temperature, `top_p` and the like."""
+    end_ids: Sequence[int]
+    """Ids that end a turn."""
+    pad_id: int
+    """Fills rows up; never attended to."""
+    kv_cache_tokens: int
+    """Tokens whose keys and values stay between turns, over all trajectories of this process; 0 keeps none."""
+    stop_after_code: Any | None
+    """The tokenizer where a turn ends with its first closed code block, else `None`."""
+    equal_forwards: bool
+    """Whether all ranks must run the same number of forwards."""
+
+
 @contextmanager
-def transformers_session(trainer: Any) -> Iterator[Generate]:
-    """Yield a `Generate` over the trainer's model, unwrapped once for the whole rollout.
+def transformers_session(source: ModelSource) -> Iterator[Generate]:
+    """Yield a `Generate` over the trainer's model, which is unwrapped once for the whole rollout.
 
-    The caches go with the session: no cache outlives a change of the weights.
-
-    Args:
-        trainer: a `GVPOTrainer`; its `generation_config` holds temperature, `top_p`, … and its end-of-turn ids.
+    The key-value caches end with the session, so no cache outlives a change of the weights.
     """
-    with trainer.model_for_generation() as model:
+    with source.model() as model:
         generate = TransformersGenerate(
             model,
-            trainer.generation_config,
-            trainer.eos_token_ids,
-            trainer.pad_token_id,
-            kv_cache_tokens=trainer.args.kv_cache_tokens,
-            stop_after_code=trainer.tokenizer if trainer.args.stop_after_code else None,
-            equal_forwards=needs_equal_forwards(trainer),
+            source.config,
+            source.end_ids,
+            source.pad_id,
+            kv_cache_tokens=source.kv_cache_tokens,
+            stop_after_code=source.stop_after_code,
+            equal_forwards=source.equal_forwards,
         )
         yield generate
         generate.wait_for_ranks()

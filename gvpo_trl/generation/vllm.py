@@ -10,9 +10,10 @@ as if every process had the same number of rows, which trajectories of different
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,36 +27,46 @@ MAX_POSTS = 64
 """Requests under way at a server at once, as many as TRL's client keeps connections for."""
 
 
-@contextmanager
-def vllm_session(trainer: Any) -> Iterator[StreamingGenerate]:
-    """Yield a `StreamingGenerate` over the trainer's vLLM engine; TRL has synchronized its weights before the rollout.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSource:
+    """What sampling with vLLM needs from the trainer."""
 
-    Args:
-        trainer: a `GVPOTrainer` with `use_vllm=True`.
-    """
-    engine, processes = trainer.vllm_generation, trainer.accelerator.num_processes
+    engine: Any
+    """TRL's `VLLMGeneration`: settings, weight sync, and the engine or the client of a server."""
+    end_ids: Sequence[int]
+    """Ids that end a turn."""
+    step: int
+    """Optimizer steps so far; a part of each request's seed."""
+    process: int
+    """Index of this process among all."""
+    local_process: int
+    """Index of this process on its machine."""
+    processes: int
+    """How many processes there are."""
+
+
+@contextmanager
+def vllm_session(source: EngineSource) -> Iterator[StreamingGenerate]:
+    """Yield a `StreamingGenerate` over TRL's vLLM; TRL has synchronized its weights before the rollout."""
+    engine = source.engine
     with _awake(engine), ExitStack() as stack:
         if engine.mode == "server":
-            posts = stack.enter_context(ServerTurns(engine, Sampling(trainer))) if _is_main(trainer) else None
-            if processes == 1:
+            posts = stack.enter_context(ServerTurns(engine, Sampling(source))) if source.process == 0 else None
+            if source.processes == 1:
                 yield posts
                 return
-            shared = SharedTurns(_gather_all, trainer.accelerator.process_index, processes, posts)
+            shared = SharedTurns(_gather_all, source.process, source.processes, posts)
         else:
-            turns = stack.enter_context(EngineTurns(engine, Sampling(trainer)))
+            turns = stack.enter_context(EngineTurns(engine, Sampling(source)))
             if engine.tensor_parallel_size == 1:
                 yield turns
                 return
             if is_peft_model(engine.model):  # as TRL before it generates: NCCL must drain first (trl#3671)
-                torch.distributed.barrier(device_ids=[trainer.accelerator.local_process_index])
+                torch.distributed.barrier(device_ids=[source.local_process])
             rank = torch.distributed.get_rank(group=engine.tp_group)
             shared = SharedTurns(_gather_over(engine), rank, engine.tensor_parallel_size, turns, everywhere=True)
         with shared:
             yield shared
-
-
-def _is_main(trainer: Any) -> bool:
-    return trainer.accelerator.process_index == 0
 
 
 def _gather_all(message: Any) -> list[Any]:
@@ -91,11 +102,11 @@ class Sampling:
     """Sampling settings of one request after the other: those that TRL's `generate` would use, and a budget each.
 
     Args:
-        trainer: a `GVPOTrainer` with `use_vllm=True`.
+        source: of the session.
     """
 
-    def __init__(self, trainer: Any):
-        engine = trainer.vllm_generation
+    def __init__(self, source: EngineSource):
+        engine = source.engine
         self.regex = engine.structured_outputs_regex
         self._settings = {
             "repetition_penalty": engine.repetition_penalty,
@@ -108,17 +119,17 @@ class Sampling:
         } | engine.generation_kwargs
         self._settings["n"] = 1
         # A template may end a turn with another token than the model's own end of sequence.
-        stops = {*trainer.eos_token_ids, *(self._settings.get("stop_token_ids") or ())}
+        stops = {*source.end_ids, *(self._settings.get("stop_token_ids") or ())}
         self._settings["stop_token_ids"] = sorted(stops)
-        self._place = (trainer.state.global_step, trainer.accelerator.process_index)
+        self._place = (source.step, source.process)
         if engine.mode == "colocate" and engine.tensor_parallel_size > 1:
-            self._place = (trainer.state.global_step, trainer.accelerator.process_index // engine.tensor_parallel_size)
+            self._place = (source.step, source.process // engine.tensor_parallel_size)
 
     def __call__(self, request: TurnRequest) -> dict[str, Any]:
         """Keyword arguments of vLLM's `SamplingParams`.
 
         One `seed` for all would sample the same turn in every trajectory of a group, so each request gets its own,
-        which does not hang on the order in which the requests come.
+        which does not depend on the order in which the requests come.
         """
         settings = self._settings | {"max_tokens": min(request.max_new_tokens, self._settings["max_tokens"])}
         if settings.get("seed") is not None:

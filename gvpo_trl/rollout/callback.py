@@ -8,6 +8,8 @@ from gvpo_trl.environments.base import Environment
 from gvpo_trl.rollout.chat import Chat
 from gvpo_trl.rollout.loop import OBSERVATION_TEMPLATE, Budgets, RolloutLoop
 from gvpo_trl.rollout.packing import pack
+from gvpo_trl.rollout.prefetch import Prefetch
+from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds, RolloutTrainer
 from gvpo_trl.rollout.types import Trajectory
 
 _BUDGETS = ("max_turns", "max_turn_length", "max_observation_length")
@@ -17,7 +19,7 @@ class MultiTurnRollout:
     """Multi-turn rollouts in an environment that runs the agent's code and says which steps failed.
 
     Pass it as `rollout_func` to [`GVPOTrainer`]. Every budget that is not given here comes from the trainer's
-    `GVPOConfig`; one that is given here goes before it.
+    `GVPOConfig`; a budget that is given here replaces it.
 
     Args:
         environments: opens one episode per trajectory, for example `AppWorldEnvironments`.
@@ -26,9 +28,9 @@ class MultiTurnRollout:
         max_observation_length: tokens of an observation.
         observation_template: how an observation is written into the user message; holds `{observation}`.
         straggler_s: how long a round waits for its slowest step before the others go on without it, in seconds.
-        overlap: sample the next turns of one half of the trajectories while the code of the other half runs. Worth it
-            where a step takes long and a half batch is sampled in clearly less time than a whole one; else the
-            smaller batches cost more than the wait.
+        overlap: sample the next turns of one half of the trajectories while the code of the other half runs. This
+            pays where a step takes long and a half batch is sampled in clearly less time than a whole one; elsewhere
+            the smaller batches cost more than the wait.
 
     With vLLM there are no rounds: each trajectory asks for its next turn as soon as its code has run, and
     `straggler_s` and `overlap` have no effect.
@@ -61,96 +63,86 @@ class MultiTurnRollout:
         self.observation_template = observation_template
         self.straggler_s = straggler_s
         self.overlap = overlap
-        self._announced: list[list[str]] = []
-        self._last: list[str] = []
+        self.prefetch = Prefetch(environments)
 
-    def announce(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Hear which rows a later call will be for, so that their worlds open while the model does something else.
-
-        The trainer's data loader is one batch ahead of it. A batch that is repeated is announced again each time.
-        """
-        task_ids = [row["task_id"] for row in rows if row.get("task_id") is not None]
-        if task_ids and task_ids not in (self._last, *self._announced[-1:]):
-            self._announced.append(task_ids)
-            if len(self._announced) == 1:
-                self._prefetch()
-
-    def _prefetch(self) -> None:
-        """Have the worlds opened that the latest announcement needs; an environment need not be able to."""
-        prefetch = getattr(self.environments, "prefetch", None)
-        if prefetch is not None and self._announced:
-            prefetch(self._announced[-1])
-
-    def budgets(self, args: Any, context_length: int | None) -> Budgets:
-        """The limits of a trajectory under a trainer's arguments and its model's context length."""
-        values = {name: getattr(args, name) for name in _BUDGETS}
+    def budgets(self, context: RolloutContext) -> Budgets:
+        """The limits of a trajectory: the trainer's, where none was given to this rollout."""
+        values = {name: getattr(context, name) for name in _BUDGETS}
         return Budgets(
             **(values | self._given),
-            max_completion_length=args.max_completion_length,
-            max_context_length=args.max_context_length or context_length,
-            no_code_is_failure=args.no_code_is_failure,
+            max_completion_length=context.max_completion_length,
+            max_context_length=context.max_context_length,
+            no_code_is_failure=context.no_code_is_failure,
             observation_template=self.observation_template,
             straggler_s=self.straggler_s,
             overlap=self.overlap,
         )
 
-    def __call__(self, prompts: Sequence[list[dict[str, Any]]], trainer: Any) -> dict[str, Any]:
+    def __call__(self, prompts: Sequence[list[dict[str, Any]]], trainer: RolloutTrainer) -> dict[str, Any]:
         """Attempt each prompt's task once, in order, and return TRL's rows with one extra value per row.
 
         Args:
             prompts: conversational prompts, already repeated `num_generations` times.
-            trainer: the `GVPOTrainer`, which keeps the batch's rows (TRL passes the prompts alone).
+            trainer: the `GVPOTrainer`; its context holds the rows that the prompts belong to.
 
         Raises:
             ValueError: when a row has no `task_id`.
         """
-        task_ids = [row.get("task_id") for row in trainer.rollout_rows]
+        context = trainer.rollout_context()
+        task_ids = [row.get("task_id") for row in context.rows]
         if None in task_ids:
             raise ValueError("The dataset has no column 'task_id'; make it with load_tasks, or add the column.")
-        self._last = task_ids
-        if task_ids in self._announced:
-            self._announced.remove(task_ids)
-        trajectories = self.attempt(task_ids, prompts, trainer)
-        self._prefetch()
-        return self._rows(trajectories, trainer)
+        trajectories = self.attempt(task_ids, prompts, context)
+        if context.is_training:
+            self.prefetch.rolled_out(task_ids)
+        return self._rows(trajectories, context)
 
     def attempt(
         self,
         task_ids: Sequence[str],
         prompts: Sequence[list[dict[str, Any]]],
-        trainer: Any,
+        context: RolloutContext,
         *,
         in_metrics: bool = True,
     ) -> list[Trajectory]:
         """Attempt each task once with the trainer's model as it is, and return the trajectories.
 
         They are written to the traces, and counted in the metrics of the trainer's next log if `in_metrics`.
+
+        Args:
+            task_ids: (B,)
+            prompts: (B,) conversational prompts.
+            context: of the trainer (`GVPOTrainer.rollout_context()`).
+            in_metrics: whether they count in the metrics of the trainer's next log.
         """
         chat = Chat(
-            trainer.tokenizer,
-            trainer.eos_token_ids,
-            template=trainer.chat_template,
-            template_kwargs=trainer.chat_template_kwargs,
+            context.tokenizer,
+            context.end_ids,
+            template=context.chat_template,
+            template_kwargs=context.chat_template_kwargs,
         )
-        loop = RolloutLoop(self.environments, chat, self.budgets(trainer.args, trainer.context_length))
+        loop = RolloutLoop(self.environments, chat, self.budgets(context))
         started = time.perf_counter()
-        with trainer.generation_session() as generate:
+        with context.generation_session(sorted(chat.end_ids)) as generate:
             trajectories = loop.run(task_ids, prompts, generate)
-        seconds = time.perf_counter() - started
         clock = loop.clock
-        times = {"generate": clock.generate_s, "environment": seconds - clock.generate_s}
-        times |= {"overlap": clock.overlap_s, "reset_wait": clock.reset_wait_s}
-        trainer.record_rollout(trajectories, times, in_metrics=in_metrics)
+        seconds = RolloutSeconds(
+            generate=clock.generate_s,
+            environment=time.perf_counter() - started - clock.generate_s,
+            overlap=clock.overlap_s,
+            reset_wait=clock.reset_wait_s,
+        )
+        context.record(trajectories, seconds, in_metrics)
         return trajectories
 
-    def _rows(self, trajectories: list[Trajectory], trainer: Any) -> dict[str, Any]:
-        masked = trainer.args.mask_truncated_completions
+    @staticmethod
+    def _rows(trajectories: list[Trajectory], context: RolloutContext) -> dict[str, Any]:
         rows = [
             pack(
                 trajectory,
-                filler_id=trainer.eos_token_ids[0],
-                failure_span=trainer.args.failure_span,
-                masked=masked and trajectory.stop.is_truncated,
+                filler_id=context.end_ids[0],
+                failure_span=context.failure_span,
+                masked=context.mask_truncated_completions and trajectory.stop.is_truncated,
             )
             for trajectory in trajectories
         ]

@@ -1,6 +1,6 @@
-"""What a data set and the rows of a rollout must hold, the failed tokens of a batch, and who hears of the next one."""
+"""What a data set, a tokenizer and the rows of a rollout must hold; the failed tokens of a batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -101,16 +101,3 @@ def failed_tokens(rows: Sequence[dict[str, Any]], action_mask: torch.Tensor) -> 
         marks = torch.tensor(example["failed_mask"], dtype=torch.bool, device=action_mask.device)
         failed[row, : len(marks)] = marks
     return failed & action_mask.bool().any(dim=1, keepdim=True)
-
-
-def announcing(collate: Callable, rollout_func: Any) -> Callable:
-    """The collator, which tells the rollout callback of each batch, one ahead of its use, if it wants to know."""
-    announce = getattr(rollout_func, "announce", None)
-    if announce is None:
-        return collate
-
-    def collate_and_announce(rows: list[dict[str, Any]]) -> Any:
-        announce(rows)
-        return collate(rows)
-
-    return collate_and_announce

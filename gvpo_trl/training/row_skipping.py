@@ -1,42 +1,69 @@
-"""The training step computes what can move the weights, and nothing else; loss and gradients stay TRL's.
+"""Leaves out of a training step the rows that cannot move the weights; loss and gradients stay TRL's.
 
-    B       rows of a micro-batch
-    P, T    length of the padded prompts, of the padded completions
-    action  (B, T) 1 on sampled tokens, 0 on observations, bridges and padding
+    B  rows of a micro-batch
+    T  length of the padded completions
+    P  length of the padded prompts
 
-TRL's `_compute_loss` asks the model for log-probabilities of every completion token, observations included, and of
-every row, also where each advantage is 0. Here it is given a stand-in for the model that hides both. Another one hides
-the observations where TRL scores old and reference log-probabilities.
+TRL's `_compute_loss` runs forward and backward for every row, also for one whose advantages are all 0. Here it is
+given a stand-in for the model that computes the other rows alone. This is right only as long as nothing but advantages
+gives a row a gradient, so it is done only with a TRL whose loss is known term by term (`KNOWN_LOSSES`).
 """
 
-from collections.abc import Callable, Sequence
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+
+KNOWN_LOSSES = {"2f2f7e57defad6f0"}
+"""Fingerprints of TRL's losses, of which `tests/test_trl_contract.py` knows every term that moves a row."""
 
 
-class ActionsOnly:
-    """A model as TRL's loss calls it: labels in, log-probabilities and entropies of them out.
+def fingerprint(functions: Iterable[Callable[..., Any]]) -> str | None:
+    """A digest of the functions' code, which comments, docstrings and layout don't change; `None` without a source."""
+    digest = hashlib.sha256()
+    for function in functions:
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        except (OSError, TypeError, SyntaxError):
+            return None
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+                del node.body[0]
+        digest.update(ast.unparse(tree).encode())
+    return digest.hexdigest()[:16]
 
-    Labels outside the action mask become -100. TRL's chunked head projects no such position where it runs its Triton
-    kernels; elsewhere it scores them all and puts zeros over them.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingStep:
+    """What is known of a training step before its loss is computed."""
+
+    rows_may_be_skipped: bool
+    """Whether advantages are all that gives a row a gradient, and no other row's loss is divided by its tokens."""
+    accelerator: Accelerator
+    is_deepspeed: bool
+    """Whether DeepSpeed runs backward, which counts the micro-batches itself."""
+
+
+class ComputedRows:
+    """A model as TRL's loss calls it, which computes some rows and gives zeros for the others.
 
     Args:
         model: with TRL's fused head.
-        action_mask: (B, T)
-        rows: (B,) bool, the rows to compute; the others come out as zeros. At least one.
+        rows: (B,) bool, the rows to compute; at least one.
     """
 
-    def __init__(self, model: Any, action_mask: torch.Tensor, rows: torch.Tensor):
+    def __init__(self, model: Any, rows: torch.Tensor):
         self.model = model
-        self.action_mask = action_mask
         self.rows = rows
 
     def __call__(self, labels: torch.Tensor, **inputs: Any) -> Any:
-        """Labels (B, P + T); tensors among the inputs have B rows."""
-        labels = _only(self.action_mask, labels)
-        if self.rows.all():
-            return self.model(labels=labels, **inputs)
+        """Labels (B, P + T) in, log-probabilities and entropies of B rows out; each tensor among inputs has B rows."""
         inputs = {name: x[self.rows] if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
         output = self.model(labels=labels[self.rows], **inputs)
         output.log_probs = self._all_rows(output.log_probs)
@@ -48,93 +75,56 @@ class ActionsOnly:
         return values.new_zeros(len(self.rows), values.shape[1]).index_copy(0, index, values)
 
 
-class ScoresActions:
-    """A model as TRL scores old and reference log-probabilities, some rows at a time; those of actions alone.
-
-    Args:
-        model: with TRL's fused head.
-        env_masks: by row, 1 on each sampled token of the completion.
-        length: T.
-    """
-
-    def __init__(self, model: Any, env_masks: Sequence[Sequence[int]], length: int):
-        self.model = model
-        self.action_mask = torch.tensor([[*mask, *[0] * (length - len(mask))] for mask in env_masks])
-        self._scored = 0
-
-    def __call__(self, labels: torch.Tensor, **inputs: Any) -> Any:
-        """Labels (rows, P + T) of the next rows."""
-        action_mask = self.action_mask[self._scored :][: len(labels)].to(labels.device)
-        self._scored += len(labels)
-        return self.model(labels=_only(action_mask, labels), **inputs)
-
-
-def _only(action_mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Labels (B, P + T) with -100 outside the action mask (B, T)."""
-    hidden = action_mask.new_ones(labels.shape, dtype=torch.bool)
-    hidden[:, -action_mask.shape[1] :] = action_mask == 0
-    return labels.masked_fill(hidden, -100)
-
-
-def loss_of_actions(
-    trainer: Any, compute_loss: Callable[[Any, dict[str, Any]], torch.Tensor], model: Any, inputs: dict[str, Any]
+def loss_of_moving_rows(
+    compute_loss: Callable[[Any, dict[str, Any]], torch.Tensor],
+    model: torch.nn.Module,
+    inputs: dict[str, Any],
+    step: TrainingStep,
 ) -> torch.Tensor:
-    """The loss of a micro-batch, without the work that can move nothing.
+    """TRL's loss of a micro-batch, computed without the rows whose advantages are all 0.
 
-    Rows whose advantages are all 0 are left out. Entropy and clip metrics are then those of the rows that are
-    computed. Where no row of any rank is left, neither forward nor backward runs.
+    TRL's entropy and clip metrics are then those of the rows that are computed. Where no row of any rank is left,
+    neither forward nor backward runs.
 
     Args:
-        trainer: a `GVPOTrainer`.
         compute_loss: TRL's `_compute_loss`.
         model: what the trainer hands to it.
         inputs: the micro-batch.
+        step: whether rows may be skipped, and how ranks agree on it.
     """
-    action_mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-    rows = torch.ones(len(action_mask), dtype=torch.bool, device=action_mask.device)
-    if _rows_may_be_skipped(trainer, inputs):
-        rows = ((inputs["advantages"] != 0) & (action_mask != 0)).any(dim=1)
-        if _no_rank_needs(trainer, rows):
-            return _nothing(trainer, model)
-        if not rows.any():
-            rows[0] = True  # the other ranks' gradients need this rank's backward
-    action_mask = action_mask * rows.unsqueeze(1)
-    inputs = inputs | {"tool_mask": action_mask}
+    if not step.rows_may_be_skipped:
+        return compute_loss(model, inputs)
+    action_mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)  # (B, T)
+    rows = ((inputs["advantages"] != 0) & (action_mask != 0)).any(dim=1)  # (B,)
+    if _no_rank_needs(rows, step):
+        return _zero_loss(model, step.accelerator)
+    if not rows.any():
+        rows[0] = True  # the other ranks' gradients need this rank's backward
+    if rows.all():
+        return compute_loss(model, inputs)
+    inputs = inputs | {"tool_mask": action_mask * rows.unsqueeze(1)}
     if inputs.get("old_per_token_logps") is not None:
-        # A hidden token's new log-probability is 0; its ratio must not overflow before the mask is applied.
-        inputs["old_per_token_logps"] = inputs["old_per_token_logps"] * action_mask
-    return compute_loss(ActionsOnly(model, action_mask, rows), inputs)
+        # A skipped row's new log-probability is 0; its ratio must not overflow before the mask is applied.
+        inputs["old_per_token_logps"] = inputs["old_per_token_logps"] * rows.unsqueeze(1)
+    return compute_loss(ComputedRows(model, rows), inputs)
 
 
-def _rows_may_be_skipped(trainer: Any, inputs: dict[str, Any]) -> bool:
-    """Whether advantages are all that gives a row a gradient, and no other row's loss is divided by its tokens."""
-    return (
-        trainer.model.training
-        and trainer.args.skip_idle_rows
-        and trainer.beta == 0
-        and not trainer._entropy_bonus_enabled
-        and not trainer.aux_loss_enabled
-        and trainer.top_entropy_quantile == 1.0  # its threshold is taken over the entropies of all rows
-        and trainer.loss_type != "bnpo"
-        and inputs.get("pixel_values") is None  # has a row an image or tile, not a row a sequence
-    )
-
-
-def _no_rank_needs(trainer: Any, rows: torch.Tensor) -> bool:
+def _no_rank_needs(rows: torch.Tensor, step: TrainingStep) -> bool:
     """Whether the micro-batch can be left out on all ranks.
 
-    With several processes the last one of an optimizer step always runs: its backward averages what the others left.
+    With several processes the last one of an optimizer step always runs: its backward averages the gradients that the
+    other micro-batches left.
     """
-    accelerator = trainer.accelerator
-    if trainer.is_deepspeed_enabled or (accelerator.num_processes > 1 and accelerator.sync_gradients):
+    accelerator = step.accelerator
+    if step.is_deepspeed or (accelerator.num_processes > 1 and accelerator.sync_gradients):
         return False
     return accelerator.reduce(rows.any().float(), reduction="sum").item() == 0
 
 
-def _nothing(trainer: Any, model: torch.nn.Module) -> torch.Tensor:
+def _zero_loss(model: torch.nn.Module, accelerator: Accelerator) -> torch.Tensor:
     """A loss of 0 whose backward does nothing, with the gradients of 0 that the optimizer would have seen."""
-    if trainer.accelerator.num_processes == 1:  # momentum and weight decay go on as ever
+    if accelerator.num_processes == 1:  # momentum and weight decay go on as they would
         for parameter in model.parameters():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-    return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
+    return torch.zeros((), device=accelerator.device, requires_grad=True)

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,16 +68,10 @@ def test_so_do_ranks_under_zero3(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fsdp", "zero3", "processes", "expected"),
-    [(True, False, 2, True), (False, True, 2, True), (True, True, 1, False), (False, False, 2, False)],
+    ("sharded", "processes", "expected"), [(True, 2, True), (True, 1, False), (False, 2, False), (False, 1, False)]
 )
-def test_who_needs_equal_forwards(fsdp, zero3, processes, expected):
-    trainer = SimpleNamespace(
-        _dist=SimpleNamespace(is_fsdp=fsdp, is_zero3=zero3),
-        model=torch.nn.Module(),
-        accelerator=SimpleNamespace(num_processes=processes),
-    )
-    assert needs_equal_forwards(trainer) == expected
+def test_who_needs_equal_forwards(sharded, processes, expected):
+    assert needs_equal_forwards(torch.nn.Module(), is_sharded=sharded, processes=processes) == expected
 
 
 class _Others(Ranks):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from gvpo_trl.generation.transformers import TransformersGenerate, transformers_session
+from gvpo_trl.generation.transformers import TransformersGenerate
 from gvpo_trl.rollout.types import TurnRequest
 from tests.support.training import make_trainer
 
@@ -37,7 +37,7 @@ def test_log_probabilities_are_those_that_the_trainer_scores(tmp_path, temperatu
     trainer = make_trainer(tmp_path, temperature=temperature, **options)
     trainer.model.train()
     trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
-    with transformers_session(trainer) as generate:
+    with trainer.generation_session() as generate:
         taken = two_turns(generate)
     for request, turn in taken:
         assert turn.logprobs == pytest.approx(scored_by(trainer, request, turn), abs=1e-5)
@@ -46,16 +46,20 @@ def test_log_probabilities_are_those_that_the_trainer_scores(tmp_path, temperatu
 
 def test_no_cache_outlives_a_change_of_the_weights(tmp_path):
     trainer = make_trainer(tmp_path, generation_kwargs={"do_sample": False})
-    with transformers_session(trainer) as generate:
+    with trainer.generation_session() as generate:
         before = two_turns(generate)
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
-    with transformers_session(trainer) as generate:
+    with trainer.generation_session() as generate:
         after = two_turns(generate)
     anew = two_turns(
         TransformersGenerate(
-            trainer.model, trainer.generation_config, trainer.eos_token_ids, trainer.pad_token_id, kv_cache_tokens=0
+            trainer.model,
+            trainer.generation_config,
+            trainer.eos_token_ids,
+            trainer.processing_class.pad_token_id,
+            kv_cache_tokens=0,
         )
     )
     assert [turn.ids for _, turn in after] == [turn.ids for _, turn in anew]

@@ -11,7 +11,7 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from gvpo_trl.faults import GenerationFault
-from gvpo_trl.generation.vllm import EngineTurns, Sampling, ServerTurns, vllm_session
+from gvpo_trl.generation.vllm import EngineSource, EngineTurns, Sampling, ServerTurns, vllm_session
 from gvpo_trl.rollout.types import StreamingGenerate, TurnRequest
 from tests.support.rolling import GENEROUS_S
 
@@ -68,7 +68,7 @@ def vllm_names(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", inner)
 
 
-def make_trainer(engine=None, client=None, *, step=3, rank=0, processes=1, **changes):
+def make_source(engine=None, client=None, *, step=3, rank=0, processes=1, **changes):
     values = {
         "mode": "colocate" if client is None else "server",
         "llm": SimpleNamespace(llm_engine=engine or CountingEngine()),
@@ -85,11 +85,13 @@ def make_trainer(engine=None, client=None, *, step=3, rank=0, processes=1, **cha
         "max_completion_length": 50,
         "generation_kwargs": {},
     }
-    return SimpleNamespace(
-        vllm_generation=SimpleNamespace(**(values | changes)),
-        accelerator=SimpleNamespace(num_processes=processes, process_index=rank, local_process_index=rank),
-        eos_token_ids=[END],
-        state=SimpleNamespace(global_step=step),
+    return EngineSource(
+        engine=SimpleNamespace(**(values | changes)),
+        end_ids=[END],
+        step=step,
+        process=rank,
+        local_process=rank,
+        processes=processes,
     )
 
 
@@ -101,7 +103,7 @@ def request(trajectory, ids, max_new_tokens=4):
 
 
 def test_every_request_has_its_own_budget_and_ends_alone():
-    with vllm_session(make_trainer()) as turns:
+    with vllm_session(make_source()) as turns:
         assert isinstance(turns, StreamingGenerate)
         short, long = turns.submit(request(0, [1, 10], 2)), turns.submit(request(1, [20], 4))
         assert [turns.advance(), turns.advance()] == [True, True]
@@ -113,7 +115,7 @@ def test_every_request_has_its_own_budget_and_ends_alone():
 
 
 def test_a_turn_ends_with_the_trainers_end_of_turn_token():
-    with vllm_session(make_trainer()) as turns:
+    with vllm_session(make_source()) as turns:
         future = turns.submit(request(0, [5], 20))
         while turns.advance():
             pass
@@ -121,14 +123,14 @@ def test_a_turn_ends_with_the_trainers_end_of_turn_token():
 
 
 def test_an_engine_without_logprobs_gives_turns_without():
-    with vllm_session(make_trainer(logprobs=None)) as turns:
+    with vllm_session(make_source(logprobs=None)) as turns:
         future = turns.submit(request(0, [10], 1))
         turns.advance()
     assert future.result().logprobs is None
 
 
 def test_a_request_that_the_engine_refuses_fails_alone():
-    with vllm_session(make_trainer(CountingEngine(longest=3))) as turns:
+    with vllm_session(make_source(CountingEngine(longest=3))) as turns:
         refused, taken = turns.submit(request(0, [1, 2, 3, 4])), turns.submit(request(1, [10], 1))
         turns.advance()
     with pytest.raises(GenerationFault, match=r"prompt of 4 tokens.*maximum model length"):
@@ -138,7 +140,7 @@ def test_a_request_that_the_engine_refuses_fails_alone():
 
 def test_a_request_that_the_engine_breaks_off_fails_alone():
     engine = CountingEngine()
-    with vllm_session(make_trainer(engine)) as turns:
+    with vllm_session(make_source(engine)) as turns:
         broken, whole = turns.submit(request(0, [1])), turns.submit(request(1, [10], 1))
         engine.broken.update(name for name in engine.live if name.startswith("0-"))
         turns.advance()
@@ -149,7 +151,7 @@ def test_a_request_that_the_engine_breaks_off_fails_alone():
 
 def test_a_rollout_that_breaks_off_leaves_nothing_in_the_engine():
     engine = CountingEngine()
-    with pytest.raises(KeyboardInterrupt), vllm_session(make_trainer(engine)) as turns:
+    with pytest.raises(KeyboardInterrupt), vllm_session(make_source(engine)) as turns:
         turns.submit(request(0, [1]))
         turns.advance()
         assert engine.live
@@ -158,8 +160,8 @@ def test_a_rollout_that_breaks_off_leaves_nothing_in_the_engine():
 
 
 def test_what_the_prefix_cache_held_is_counted():
-    trainer = make_trainer()
-    turns = EngineTurns(trainer.vllm_generation, Sampling(trainer))
+    source = make_source()
+    turns = EngineTurns(source.engine, Sampling(source))
     turns.submit(request(0, [10, 20, 30], 1))
     turns.advance()
     assert (turns.prompt_tokens, turns.cached_tokens) == (3, 1)
@@ -174,7 +176,7 @@ def test_what_the_prefix_cache_held_is_counted():
 )
 def test_structured_outputs_are_passed_on(changes, expected):
     engine = CountingEngine()
-    with vllm_session(make_trainer(engine, **changes)) as turns:
+    with vllm_session(make_source(engine, **changes)) as turns:
         turns.submit(request(0, [1]))
     assert engine.params[0].structured_outputs == expected
 
@@ -189,28 +191,28 @@ class Sleeping:
             wake_up=lambda tags: self.log.append(f"wake {tags[0]}"),
             sleep=lambda level: self.log.append(f"sleep {level}"),
         )
-        self.trainer = make_trainer(llm=self.llm, enable_sleep_mode=True, _llm_weights_sleeping=asleep)
-        self.trainer.vllm_generation.sync_weights = lambda: self.log.append("sync")
+        self.source = make_source(llm=self.llm, enable_sleep_mode=True, _llm_weights_sleeping=asleep)
+        self.source.engine.sync_weights = lambda: self.log.append("sync")
 
 
 @pytest.mark.parametrize("asleep", [True, False])
 def test_the_engine_is_awake_for_the_whole_rollout_and_sleeps_after_it(asleep):
     engine = Sleeping(asleep)
-    with pytest.raises(KeyboardInterrupt), vllm_session(engine.trainer) as turns:
+    with pytest.raises(KeyboardInterrupt), vllm_session(engine.source) as turns:
         for turn in (1, 2):
             turns.submit(request(0, [turn], 1))
             turns.advance()
         engine.log.append("rollout")
         raise KeyboardInterrupt
     assert engine.log == [*["sync"] * asleep, "wake kv_cache", "rollout", "sleep 2"]
-    assert engine.trainer.vllm_generation._llm_weights_sleeping
+    assert engine.source.engine._llm_weights_sleeping
 
 
 # Settings
 
 
 def test_settings_are_those_of_trl_and_the_requests_budget():
-    settings = Sampling(make_trainer(generation_kwargs={"stop": ["```\n"], "top_p": 0.9, "n": 4}))
+    settings = Sampling(make_source(generation_kwargs={"stop": ["```\n"], "top_p": 0.9, "n": 4}))
     assert settings(request(0, [1], 9)) == {
         "repetition_penalty": 1.0,
         "temperature": 0.6,
@@ -226,20 +228,18 @@ def test_settings_are_those_of_trl_and_the_requests_budget():
 
 
 def test_a_users_own_budget_and_stop_tokens_are_kept():
-    settings = Sampling(make_trainer(generation_kwargs={"max_tokens": 5, "stop_token_ids": [3]}))
+    settings = Sampling(make_source(generation_kwargs={"max_tokens": 5, "stop_token_ids": [3]}))
     assert settings(request(0, [1], 9)) | {"max_tokens": 5, "stop_token_ids": [3, END]} == settings(request(0, [1], 9))
 
 
 def test_a_seed_becomes_one_a_request_that_does_not_hang_on_the_order():
     def seed(trajectory=0, length=1, **place):
-        return Sampling(make_trainer(generation_kwargs={"seed": 5}, **place))(request(trajectory, [1] * length))[
-            "seed"
-        ]
+        return Sampling(make_source(generation_kwargs={"seed": 5}, **place))(request(trajectory, [1] * length))["seed"]
 
     seeds = [seed(), seed(trajectory=1), seed(length=2), seed(step=4), seed(rank=1)]
     assert len(set(seeds)) == len(seeds)
     assert seed() == seeds[0]
-    assert "seed" not in Sampling(make_trainer())(request(0, [1]))
+    assert "seed" not in Sampling(make_source())(request(0, [1]))
 
 
 # The server
@@ -266,7 +266,7 @@ class Client:
 
 def test_requests_are_under_way_at_the_server_at_the_same_time():
     client = Client(together=3)
-    with vllm_session(make_trainer(client=client)) as turns:
+    with vllm_session(make_source(client=client)) as turns:
         futures = [turns.submit(request(row, [10 * row + 1], row + 1)) for row in range(3)]
         assert turns.advance() is False
         assert [future.result(GENEROUS_S).ids for future in futures] == [[2], [12], [22]]
@@ -275,12 +275,12 @@ def test_requests_are_under_way_at_the_server_at_the_same_time():
 
 
 def test_a_server_without_logprobs_gives_turns_without():
-    with vllm_session(make_trainer(client=Client(logprobs=False))) as turns:
+    with vllm_session(make_source(client=Client(logprobs=False))) as turns:
         assert turns.submit(request(0, [1])).result(GENEROUS_S).logprobs is None
 
 
 def test_a_request_that_the_server_refuses_fails_alone():
-    with vllm_session(make_trainer(client=Client(error=Exception("Request failed: 400, too long")))) as turns:
+    with vllm_session(make_source(client=Client(error=Exception("Request failed: 400, too long")))) as turns:
         refused, taken = turns.submit(request(0, [0])), turns.submit(request(1, [1]))
         with pytest.raises(GenerationFault, match=r"prompt of 1 tokens.*400, too long"):
             refused.result(GENEROUS_S)
@@ -288,8 +288,8 @@ def test_a_request_that_the_server_refuses_fails_alone():
 
 
 def test_a_server_that_is_gone_is_no_fault_of_one_request():
-    trainer = make_trainer(client=Client(error=ConnectionError("gone")))
-    with ServerTurns(trainer.vllm_generation, Sampling(trainer)) as turns, pytest.raises(ConnectionError):
+    source = make_source(client=Client(error=ConnectionError("gone")))
+    with ServerTurns(source.engine, Sampling(source)) as turns, pytest.raises(ConnectionError):
         turns.submit(request(0, [0])).result(GENEROUS_S)
 
 

@@ -1,12 +1,13 @@
 """`MultiTurnRollout`: its arguments, whose budget counts, and the rows that TRL gets."""
 
 from contextlib import contextmanager
-from types import SimpleNamespace
+from dataclasses import asdict
 
 import pytest
 
 from gvpo_trl import GVPOConfig, MultiTurnRollout
 from gvpo_trl.faults import EpisodeFault
+from gvpo_trl.rollout.seam import RolloutContext
 from gvpo_trl.rollout.types import StopReason, Turn
 from tests.support.tiny import tiny_tokenizer
 from tests.support.toy import Scripted, ToyEnvironment
@@ -17,28 +18,54 @@ DONE = "```python\nok = 1\ndone()\n```"
 FAILING = "```python\n1 / 0\n```"
 
 
+def context(**changes):
+    values = {
+        "rows": [],
+        "is_training": True,
+        "tokenizer": TOKENIZER,
+        "end_ids": [END],
+        "chat_template": None,
+        "chat_template_kwargs": {},
+        "max_turns": 40,
+        "max_turn_length": 1500,
+        "max_observation_length": 3000,
+        "max_completion_length": 9000,
+        "max_context_length": None,
+        "no_code_is_failure": True,
+        "failure_span": "turn",
+        "mask_truncated_completions": False,
+        "generation_session": None,
+        "record": None,
+    }
+    return RolloutContext(**(values | changes))
+
+
 class Caller:
     """What the callback asks of a trainer, without a model."""
 
     def __init__(self, folder, scripts, *, task_ids=None, logprobs=False, **config):
         self.args = GVPOConfig(str(folder), report_to="none", use_cpu=True, bf16=False, **config)
-        self.tokenizer, self.eos_token_ids = TOKENIZER, [END]
-        self.chat_template, self.chat_template_kwargs, self.context_length = None, {}, None
-        self.rollout_rows = task_ids or [{"task_id": f"task_{row}"} for row in range(len(scripts))]
+        self.task_rows = task_ids or [{"task_id": f"task_{row}"} for row in range(len(scripts))]
         self.script = Scripted(TOKENIZER, dict(enumerate(scripts)))
         self.logprobs, self.recorded, self.sessions = logprobs, [], 0
-        self.prompts = [[{"role": "user", "content": "Go."}] for _ in self.rollout_rows]
+        self.prompts = [[{"role": "user", "content": "Go."}] for _ in self.task_rows]
+
+    def rollout_context(self):
+        return context(
+            rows=self.task_rows,
+            failure_span=self.args.failure_span,
+            mask_truncated_completions=self.args.mask_truncated_completions,
+            generation_session=self.generation_session,
+            record=lambda trajectories, seconds, in_metrics: self.recorded.append((trajectories, seconds)),
+        )
 
     @contextmanager
-    def generation_session(self):
+    def generation_session(self, end_ids):
         self.sessions += 1
         yield lambda requests: [
             Turn(ids=turn.ids, logprobs=[-1.0] * len(turn.ids) if self.logprobs else None)
             for turn in self.script(requests)
         ]
-
-    def record_rollout(self, trajectories, times, *, in_metrics):
-        self.recorded.append((trajectories, times))
 
     def rows(self, environment=None, **kwargs):
         return MultiTurnRollout(environment or ToyEnvironment(), **kwargs)(self.prompts, self)
@@ -61,20 +88,8 @@ def test_a_negative_wait_is_an_error():
         MultiTurnRollout(ToyEnvironment(), straggler_s=-1)
 
 
-def arguments(**changes):
-    values = {
-        "max_turns": 40,
-        "max_turn_length": 1500,
-        "max_observation_length": 3000,
-        "max_completion_length": 9000,
-        "max_context_length": None,
-        "no_code_is_failure": True,
-    }
-    return SimpleNamespace(**(values | changes))
-
-
 def test_budgets_come_from_the_configuration():
-    budgets = MultiTurnRollout(ToyEnvironment()).budgets(arguments(no_code_is_failure=False), 4096)
+    budgets = MultiTurnRollout(ToyEnvironment()).budgets(context(no_code_is_failure=False, max_context_length=4096))
     assert (budgets.max_turns, budgets.max_turn_length, budgets.max_observation_length) == (40, 1500, 3000)
     assert (budgets.max_completion_length, budgets.max_context_length) == (9000, 4096)
     assert not budgets.no_code_is_failure
@@ -82,13 +97,9 @@ def test_budgets_come_from_the_configuration():
 
 def test_a_budget_given_to_the_callback_goes_before_the_configurations():
     rollout = MultiTurnRollout(ToyEnvironment(), max_turns=3, max_observation_length=70, straggler_s=7.0)
-    budgets = rollout.budgets(arguments(), None)
+    budgets = rollout.budgets(context())
     assert (budgets.max_turns, budgets.max_turn_length, budgets.max_observation_length) == (3, 1500, 70)
     assert (budgets.max_context_length, budgets.straggler_s) == (None, 7.0)
-
-
-def test_a_configured_context_goes_before_the_models():
-    assert MultiTurnRollout(ToyEnvironment()).budgets(arguments(max_context_length=99), 4096).max_context_length == 99
 
 
 def test_rows_have_one_element_per_prompt_in_every_field(tmp_path):
@@ -110,10 +121,9 @@ def test_rows_have_one_element_per_prompt_in_every_field(tmp_path):
 def test_the_trainer_hears_of_the_rollout_once(tmp_path):
     caller = Caller(tmp_path, [[FAILING, DONE]])
     rows = caller.rows()
-    ((trajectories, times),) = caller.recorded
+    ((trajectories, seconds),) = caller.recorded
     assert trajectories == rows["trajectory"]
-    assert times.keys() == {"generate", "environment", "overlap", "reset_wait"}
-    assert all(seconds >= 0 for seconds in times.values())
+    assert all(value >= 0 for value in asdict(seconds).values())
     assert caller.sessions == 1
 
 
@@ -155,46 +165,3 @@ def test_a_row_without_task_id_is_an_error_that_names_the_remedy(tmp_path):
     caller = Caller(tmp_path, [[DONE], [DONE]], task_ids=[{"task_id": "a"}, {}])
     with pytest.raises(ValueError, match=r"no column 'task_id'.*load_tasks"):
         caller.rows()
-
-
-class Prefetching(ToyEnvironment):
-    def __init__(self):
-        super().__init__()
-        self.prefetched = []
-
-    def prefetch(self, task_ids):
-        self.prefetched.append(list(task_ids))
-
-
-def test_the_batch_after_this_one_is_prefetched_when_this_one_is_rolled_out(tmp_path):
-    environment = Prefetching()
-    rollout = MultiTurnRollout(environment)
-    batches = [[{"task_id": f"{name}{row}"} for row in range(2)] for name in "abc"]
-    ids = [[row["task_id"] for row in batch] for batch in batches]
-
-    def roll(batch):
-        caller = Caller(tmp_path, [[DONE], [DONE]], task_ids=batch)
-        rollout(caller.prompts, caller)
-
-    rollout.announce(batches[0])
-    assert environment.prefetched == [ids[0]], "nothing runs yet"
-    rollout.announce(batches[1])
-    assert environment.prefetched == [ids[0]], "the first batch needs the places"
-    roll(batches[0])
-    assert environment.prefetched == ids[:2]
-    for _ in range(2):  # a buffer that is used again comes along again
-        rollout.announce(batches[1])
-    roll(batches[1])
-    assert environment.prefetched == ids[:2], "nothing is known of a batch after it"
-    rollout.announce(batches[1])
-    assert environment.prefetched == ids[:2]
-    rollout.announce(batches[2])
-    assert environment.prefetched == ids
-    roll(batches[2])
-
-
-def test_rows_without_tasks_and_environments_without_prefetch_are_passed_over():
-    MultiTurnRollout(ToyEnvironment()).announce([{"task_id": "a"}])
-    environment = Prefetching()
-    MultiTurnRollout(environment).announce([{"prompt": []}])
-    assert environment.prefetched == []

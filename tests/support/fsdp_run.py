@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from gvpo_trl import MultiTurnRollout
-from gvpo_trl.generation.transformers import TransformersGenerate, transformers_session
+from gvpo_trl.generation.transformers import TransformersGenerate
 from gvpo_trl.rollout.types import TurnRequest
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from tests.support.toy import ToyEnvironment
@@ -63,12 +63,16 @@ def main(folder: Path) -> None:
     forwards = []
     model.model.layers[0].register_forward_hook(lambda *_: forwards.append(1))
 
-    with transformers_session(trainer) as generate:
+    with trainer.generation_session() as generate:
         sampled = turns(generate, ROUNDS[rank])
     generation_forwards = len(forwards)
     whole = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
     alone = TransformersGenerate(
-        whole, trainer.generation_config, trainer.eos_token_ids, trainer.pad_token_id, kv_cache_tokens=1000
+        whole,
+        trainer.generation_config,
+        trainer.eos_token_ids,
+        trainer.processing_class.pad_token_id,
+        kv_cache_tokens=1000,
     )
 
     before = weights(model)

@@ -58,10 +58,11 @@ class ScriptedTrainer(GVPOTrainer):
 
     script: Callable[[int, dict], list[str]] | None = None
 
-    def generation_session(self):
+    def generation_session(self, end_ids=None):
         if self.script is None:
-            return super().generation_session()
-        turns = {number: self.script(number, row) for number, row in enumerate(self.rollout_rows)}
+            return super().generation_session(end_ids)
+        rows = self.rollout_context().rows
+        turns = {number: self.script(number, row) for number, row in enumerate(rows)}
         return nullcontext(Scripted(self._tokenizer, turns))
 
     def _compute_loss(self, model, inputs):

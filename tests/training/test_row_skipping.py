@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 from trl import GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head
 
+from gvpo_trl.training.row_skipping import fingerprint
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from tests.support.training import FAIL, finish, make_trainer
 
@@ -78,71 +78,17 @@ def test_a_kl_term_moves_every_row(tmp_path):
     assert len(seen[0]["input_ids"]) == 4
 
 
-def test_old_logprobs_of_observations_do_not_reach_the_ratio(tmp_path):
-    trainer = make_trainer(tmp_path, [SOLVED, PART, TIED, PART], steps_per_generation=2, gradient_accumulation_steps=1)
+def test_old_logprobs_of_skipped_rows_do_not_reach_the_ratio(tmp_path):
+    script = [[finish(2, 0)], [finish(0, 2)], TIED, TIED]
+    trainer = make_trainer(tmp_path, script, steps_per_generation=2, gradient_accumulation_steps=1)
     trainer.model.train()
     batch = trainer.one_batch()
-    assert batch["old_per_token_logps"] is not None
-    observed = (batch["tool_mask"] * batch["completion_mask"]) == 0
-    batch["old_per_token_logps"] = batch["old_per_token_logps"].masked_fill(observed, -200.0)  # exp(200) overflows
+    skipped = ~batch["advantages"].ne(0).any(dim=1)
+    assert skipped.tolist() == [False, False, True, True] * 2
+    batch["old_per_token_logps"] = batch["old_per_token_logps"].masked_fill(skipped.unsqueeze(1), -200.0)  # overflows
     loss, gradients = _gradients(trainer, batch, _ours(trainer))
     assert loss.isfinite()
     assert all(gradient.isfinite().all() for gradient in gradients.values())
-
-
-def _batch_of_trl(trainer, monkeypatch):
-    """The batch with old and reference log-probabilities scored as TRL scores them."""
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            type(trainer), "_get_per_token_logps_and_entropies", GRPOTrainer._get_per_token_logps_and_entropies
-        )
-        return trainer.one_batch()
-
-
-@pytest.mark.parametrize("pad_to_multiple_of", [None, 64])
-def test_old_and_reference_logprobs_are_trls_on_actions_and_cost_no_others(tmp_path, monkeypatch, pad_to_multiple_of):
-    trainer = make_trainer(
-        tmp_path,
-        [SOLVED, PART, TIED, PART],
-        model=tiny_model(tiny_tokenizer()),
-        steps_per_generation=2,
-        gradient_accumulation_steps=1,
-        per_device_train_batch_size=2,
-        pad_to_multiple_of=pad_to_multiple_of,
-    )
-    trainer.beta, trainer.ref_model = 0.1, tiny_model(tiny_tokenizer(), seed=1)
-    add_fused_lm_head(trainer.ref_model)
-    trainer.script = lambda number, row: [SOLVED, PART, TIED, PART][number]
-    want = _batch_of_trl(trainer, monkeypatch)
-    with _calls(trainer) as seen:
-        got = trainer.one_batch()
-    actions = (got["completion_mask"] * got["tool_mask"]).bool()
-    assert 0 < actions.sum() < got["completion_mask"].sum()
-    for name in ("old_per_token_logps", "ref_per_token_logps"):
-        torch.testing.assert_close(got[name][actions], want[name][actions])
-        assert not got[name][~actions].any()
-    scored = torch.cat([call["labels"] for call in seen]) != -100
-    width = actions.shape[1]
-    assert len(seen) == 2  # rows come in micro-batches
-    assert torch.equal(scored[:, -width:], actions)
-    assert not scored[:, :-width].any()
-    _, theirs = _gradients(trainer, want, _ours(trainer))
-    _, ours = _gradients(trainer, got, _ours(trainer))
-    for name in theirs:
-        torch.testing.assert_close(ours[name], theirs[name])
-
-
-def test_only_actions_are_labels(tmp_path):
-    trainer = make_trainer(tmp_path, [SOLVED, PART, TIED, PART])
-    batch = trainer.one_batch()
-    with _calls(trainer) as seen:
-        trainer._compute_loss(trainer.model, batch)
-    scored = seen[0]["labels"] != -100
-    width = batch["completion_ids"].shape[1]
-    rows = batch["advantages"].ne(0).any(dim=1)
-    assert torch.equal(scored[:, -width:], (batch["completion_mask"] * batch["tool_mask"]).bool()[rows])
-    assert not scored[:, :-width].any()
-    assert seen[0]["attention_mask"][:, -width:].sum() > scored.sum()  # observations are read all the same
 
 
 def test_rows_that_move_nothing_are_left_out(tmp_path):
@@ -194,3 +140,44 @@ def test_evaluation_leaves_no_row_out(tmp_path):
     with _calls(trainer) as seen, torch.no_grad():
         trainer._compute_loss(trainer.model, batch)
     assert len(seen[0]["input_ids"]) == 4
+
+
+def test_a_trl_whose_loss_is_not_known_skips_no_row(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("gvpo_trl.trainer.KNOWN_LOSSES", {"another"})
+    trainer = make_trainer(tmp_path, [[finish(2, 0)], [finish(0, 2)], TIED, TIED])
+    assert "no row is skipped" in caplog.text
+    with _calls(trainer) as seen:
+        trainer._compute_loss(trainer.model, trainer.one_batch())
+    assert [len(call["input_ids"]) for call in seen] == [4]
+
+
+def _loss():
+    def loss(model):
+        return model * 2
+
+    return loss
+
+
+def _loss_with_words():
+    def loss(model):
+        """Say something."""
+        # and more
+        return (  # in another layout
+            model * 2
+        )
+
+    return loss
+
+
+def _loss_with_a_term():
+    def loss(model):
+        return model * 2 + 1
+
+    return loss
+
+
+def test_a_fingerprint_changes_with_the_code_and_not_with_its_words():
+    assert fingerprint([_loss()]) == fingerprint([_loss_with_words()])
+    assert fingerprint([_loss()]) != fingerprint([_loss_with_a_term()])
+    assert fingerprint([_loss(), _loss()]) != fingerprint([_loss()])
+    assert fingerprint([len]) is None, "a function without a source is not known"

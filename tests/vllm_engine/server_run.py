@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from trl.generation.vllm_client import VLLMClient
 
-from gvpo_trl.generation.vllm import vllm_session
 from gvpo_trl.rollout.types import StreamingGenerate, TurnRequest
 from tests.support.tiny import tiny_tokenizer
 from tests.support.training import make_trainer
@@ -54,10 +53,10 @@ def main(folder: Path, model: str, url: str) -> None:
         ddp_backend="gloo",
     )
     rank = trainer.accelerator.process_index
-    with vllm_session(trainer) as turns:
+    with trainer.generation_session() as turns:
         together = converse(turns, rank)
     alone = None
-    with vllm_session(trainer) as turns:
+    with trainer.generation_session() as turns:
         if rank == 0:  # takes the turns of both, while the other has none
             alone = [converse(turns, 0), converse(turns, 1)]
     trainer.train()

@@ -6,7 +6,6 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
 from gvpo_trl.faults import GenerationFault
-from gvpo_trl.generation.vllm import vllm_session
 from gvpo_trl.rollout.types import TurnRequest
 from tests.support.tiny import tiny_tokenizer
 from tests.support.training import make_trainer
@@ -53,7 +52,7 @@ def settings(trainer):
 
 def sample(trainer, *requests):
     """Turns, or what was raised, in order of the requests; and the session's generator."""
-    with vllm_session(trainer) as turns:
+    with trainer.generation_session() as turns:
         futures = [turns.submit(request) for request in requests]
         while turns.advance():
             pass
@@ -146,7 +145,7 @@ def test_turns_of_uneven_length_end_on_their_own(trainer, settings):
     trainer_ends, trainer.eos_token_ids = trainer.eos_token_ids, []
     ended = []
     try:
-        with vllm_session(trainer) as turns:
+        with trainer.generation_session() as turns:
             for row, length in enumerate((20, 3, 9)):
                 turns.submit(request(row, max_new_tokens=length)).add_done_callback(
                     lambda future, row=row: ended.append((row, len(future.result().ids)))
@@ -186,7 +185,7 @@ def test_a_seed_repeats_a_turn_and_differs_between_trajectories(trainer, setting
 
 
 def test_what_broke_off_does_not_come_up_in_the_next_rollout(trainer):
-    with pytest.raises(KeyboardInterrupt), vllm_session(trainer) as turns:
+    with pytest.raises(KeyboardInterrupt), trainer.generation_session() as turns:
         turns.submit(request(5))
         turns.advance()
         raise KeyboardInterrupt

@@ -17,7 +17,6 @@ import pytest
 import requests
 
 from gvpo_trl.faults import GenerationFault
-from gvpo_trl.generation.vllm import vllm_session
 from gvpo_trl.rollout.types import TurnRequest
 from tests.support.tiny import tiny_tokenizer
 from tests.support.training import make_trainer
@@ -111,7 +110,7 @@ def test_turns_of_the_server_have_the_trainers_log_probabilities(trainer):
 
 def test_every_request_has_its_own_budget_and_a_refused_one_fails_alone(trainer):
     prompts = [list(range(5, 60)), list(range(5, 60)), [9] * 2 * CONTEXT]
-    with vllm_session(trainer) as turns:
+    with trainer.generation_session() as turns:
         futures = [
             turns.submit(TurnRequest(trajectory=row, ids=ids, max_new_tokens=3 + 5 * row))
             for row, ids in enumerate(prompts)

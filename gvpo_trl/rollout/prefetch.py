@@ -1,0 +1,66 @@
+"""Worlds of the next batch are opened while the model trains on this one. All of it happens in the trainer's process.
+
+The trainer reads one batch further than it needs (`Lookahead`) and tells `Prefetch` which batches come next. When a
+rollout has given its places back, the environment is asked to open the episodes of the batch after it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from gvpo_trl.environments.base import Environment
+
+_T = TypeVar("_T")
+
+
+class Lookahead(Iterator[_T], Generic[_T]):
+    """An iterator whose next element can be looked at before it is taken."""
+
+    def __init__(self, source: Iterator[_T]):
+        self.source = source
+        self._read: list[_T] = []
+
+    def __next__(self) -> _T:
+        return self._read.pop() if self._read else next(self.source)
+
+    def peek(self) -> list[_T]:
+        """The next element alone in a list, which is empty at the end."""
+        if not self._read:
+            self._read = list(islice(self.source, 1))
+        return list(self._read)
+
+
+class Prefetch:
+    """Asks an environment to open the episodes of the batch that comes after the one that was rolled out last.
+
+    Args:
+        environment: is asked through its method `prefetch(task_ids)`; one without that method is left alone.
+    """
+
+    def __init__(self, environment: Environment):
+        self._ask = getattr(environment, "prefetch", None)
+        self._upcoming: list[list[str]] = []
+        self._rolled_out: list[str] | None = None
+
+    def expect(self, batches: Iterable[Sequence[Mapping[str, Any]]]) -> None:
+        """Learn the rows of the batches that the trainer takes next, in their order.
+
+        A batch that the trainer takes several times in a row, because it trains on the same trajectories again, is
+        rolled out once.
+        """
+        upcoming: list[list[str]] = []
+        for rows in batches:
+            task_ids = [row.get("task_id") for row in rows]
+            if None not in task_ids and task_ids not in upcoming[-1:]:
+                upcoming.append(task_ids)
+        self._upcoming = upcoming
+        if upcoming[:1] == [self._rolled_out]:
+            self.rolled_out(upcoming[0])
+
+    def rolled_out(self, task_ids: list[str]) -> None:
+        """Learn that the rollout of a batch is over, and have the batch after it opened where one is known."""
+        self._rolled_out = task_ids
+        if task_ids in self._upcoming:
+            del self._upcoming[: self._upcoming.index(task_ids) + 1]
+        if self._ask is not None and self._upcoming:
+            self._ask(self._upcoming[0])
