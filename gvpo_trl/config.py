@@ -15,6 +15,9 @@ LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo")
 
 FAILURE_SPANS = ("turn", "code")
 
+TABLES = ("wandb", "trackio")
+"""Trackers to which TRL sends the table of completions."""
+
 
 @dataclass
 class GVPOConfig(GRPOConfig):
@@ -140,13 +143,23 @@ class GVPOConfig(GRPOConfig):
     def __post_init__(self):
         self._check_objective()
         self._check_rollout()
-        if self.push_to_hub and self.log_completions:
+        super().__post_init__()
+        if self.log_completions and (places := self._places_of_completions()):
             warnings.warn(
-                "push_to_hub=True uploads output_dir/completions, which log_completions=True fills with the tasks' "
-                "texts. AppWorld asks not to republish them: set log_completions=False and use gvpo-trl view.",
+                f"log_completions=True uploads the tasks' texts: {'; '.join(places)}. AppWorld asks not to republish "
+                "them: set log_completions=False and use gvpo-trl view.",
                 stacklevel=3,
             )
-        super().__post_init__()
+
+    def _places_of_completions(self) -> list[str]:
+        """Where the tables of completions go besides this machine."""
+        places = []
+        if self.push_to_hub:
+            places.append("push_to_hub=True takes output_dir/completions along")
+        if self.log_completions_hub_repo is not None:
+            places.append(f"log_completions_hub_repo={self.log_completions_hub_repo!r} is a dataset on the Hub")
+        places += [f"report_to={name!r} gets them as a table" for name in self.report_to if name in TABLES]
+        return places
 
     def _check_objective(self):
         if self.loss_aggregation is not None:
@@ -189,7 +202,7 @@ class GVPOConfig(GRPOConfig):
             narrowed = [
                 f"{name}={value}"
                 for name, value, neutral in (
-                    ("top_p", self.top_p, (1.0,)),
+                    ("top_p", self.top_p, (1.0, None)),
                     ("top_k", self.top_k, (0, -1, None)),
                     ("min_p", self.min_p, (0.0, None)),
                 )
@@ -204,6 +217,8 @@ class GVPOConfig(GRPOConfig):
                 )
 
     def _check_rollout(self):
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature={self.temperature} must be >= 0 and finite; 0 is greedy, for evaluation.")
         for name in ("max_turns", "max_turn_length", "max_observation_length", "max_completion_length"):
             value = getattr(self, name)
             if value is None or value < 1:

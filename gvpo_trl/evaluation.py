@@ -15,17 +15,17 @@ from gvpo_trl.rollout.types import Trajectory
 from gvpo_trl.training.metrics import summarize
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
 
     from gvpo_trl.trainer import GVPOTrainer
 
 
-def evaluate(trainer: "GVPOTrainer", dataset: "Dataset", samples: int = 1) -> dict[str, float]:
+def evaluate(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", samples: int = 1) -> dict[str, float]:
     """Attempt every task `samples` times and sum up.
 
     Args:
         trainer: its model, sampling settings, environments and budgets are used; nothing is trained.
-        dataset: rows with `prompt` and `task_id`, as `load_tasks` makes them.
+        dataset: rows with `prompt` and `task_id`, as `load_tasks` makes them, or a stream of such rows.
         samples: attempts at each task, sampled as in training.
 
     Returns:
@@ -38,7 +38,7 @@ def evaluate(trainer: "GVPOTrainer", dataset: "Dataset", samples: int = 1) -> di
     return summarize(attempt_tasks(trainer, dataset, samples))
 
 
-def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset", samples: int = 1) -> list[Trajectory]:
+def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", samples: int = 1) -> list[Trajectory]:
     """Attempt every task `samples` times, shared out over the processes; each returns all trajectories.
 
     Raises:
@@ -46,9 +46,9 @@ def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset", samples: int = 1) 
     """
     if samples < 1:
         raise ValueError(f"samples={samples} must be at least 1.")
-    if len(dataset) == 0:
-        raise ValueError("The data set is empty; choose another split or wider difficulties.")
     rows = [row for row in dataset for _ in range(samples)]
+    if not rows:
+        raise ValueError("The data set is empty; choose another split or wider difficulties.")
     was_training = trainer.model.training
     trainer.model.eval()
     try:

@@ -1,10 +1,12 @@
 """`GVPOTrainer`: TRL's `GRPOTrainer` with advantages that differ per step.
 
-The method is in `objective.py`; here it is wired into TRL. This table has the eight hooks: the methods of TRL and
+The method is in `objective.py`; here it is wired into TRL. This table has the nine hooks: the methods of TRL and
 transformers that are overridden, whether they are public, why, and the test of `tests/test_trl_contract.py` that pins
-what the hook relies on. `test_nothing_of_trls_is_hidden_by_accident` holds that there is no ninth.
+what the hook relies on. `test_nothing_of_trls_is_hidden_by_accident` holds that there is no tenth.
 
     __init__                           public    checks before a model is loaded, defaults
+                                                 test_the_overridden_methods_have_these_signatures
+    train                              public    refuses greedy sampling before anything runs
                                                  test_the_overridden_methods_have_these_signatures
     _generate_and_score_completions    private   advantages (B,) become shaped ones (B, T)
                                                  test_the_loss_takes_one_advantage_per_token
@@ -34,13 +36,15 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from transformers.trainer_utils import has_length
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
 from gvpo_trl.config import GVPOConfig
 from gvpo_trl.generation.ranks import needs_equal_forwards
+from gvpo_trl.generation.sampling import greedy
 from gvpo_trl.generation.transformers import ModelSource, transformers_session
-from gvpo_trl.generation.vllm import EngineSource, vllm_session
+from gvpo_trl.generation.vllm import EngineSource, engine_context_length, vllm_session
 from gvpo_trl.objective import outcome_advantages, shape_advantages
 from gvpo_trl.reporting.card import PAPER, name_local_base_model
 from gvpo_trl.reporting.traces import FOLDER, TraceWriter
@@ -48,7 +52,7 @@ from gvpo_trl.rewards import passed_tests_share
 from gvpo_trl.rollout.prefetch import Lookahead
 from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
-from gvpo_trl.training.checks import check_chat, check_datasets, check_rows, failed_tokens
+from gvpo_trl.training.checks import check_chat, check_datasets, check_rows, check_sampling, failed_tokens
 from gvpo_trl.training.metrics import expected_attempts, goal_completion, rollout_sums, shaping_sums
 from gvpo_trl.training.row_skipping import KNOWN_LOSSES, TrainingStep, fingerprint, loss_of_moving_rows
 
@@ -107,8 +111,13 @@ class GVPOTrainer(GRPOTrainer):
         self._call = _Call()
         self._outcomes: list[tuple[str, bool | None]] = []
         self._lookahead: Lookahead | None = None
+        self._engine_context_length: int | None = None
         reward_funcs = passed_tests_share if reward_funcs is None else reward_funcs
+        temperature = args.temperature
+        if temperature == 0:  # greedy evaluation; TRL scores tokens under the distribution that nothing has sharpened
+            args.temperature = 1.0
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
+        args.temperature = temperature
         self._loss_is_known = fingerprint(LOSS_METHODS) in KNOWN_LOSSES
         if args.skip_idle_rows and not self._loss_is_known:
             logger.warning("This TRL computes its loss in a way that gvpo_trl does not know: no row is skipped.")
@@ -154,6 +163,15 @@ class GVPOTrainer(GRPOTrainer):
         return torch.where((outcome == 0) | outcome.isnan(), outcome, trl_advantages)
 
     # What TRL and transformers call on the way
+
+    def train(self, *args, **kwargs):
+        """Train as TRL does.
+
+        Raises:
+            ValueError: for greedy sampling, which gives every trajectory of a group the same turns.
+        """
+        check_sampling(self.args)
+        return super().train(*args, **kwargs)
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's loss, without the rows that cannot move the weights."""
@@ -219,7 +237,12 @@ class GVPOTrainer(GRPOTrainer):
         self._outcomes.clear()
         self._metrics["eval"].clear()
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        goals = goal_completion(expected_attempts(self._outcomes, dataloader.dataset, self.num_generations_eval))
+        dataset, samples = dataloader.dataset, self.num_generations_eval
+        while not hasattr(dataset, "column_names"):  # a stream stands behind what shards it over the processes
+            dataset = dataset.dataset
+        if not has_length(dataset):  # TRL repeats the rows of a stream, and the indices of any other data set
+            samples = 1
+        goals = goal_completion(expected_attempts(self._outcomes, dataset, samples))
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in goals.items()})
         return output
 
@@ -250,7 +273,7 @@ class GVPOTrainer(GRPOTrainer):
             max_turn_length=args.max_turn_length,
             max_observation_length=args.max_observation_length,
             max_completion_length=args.max_completion_length,
-            max_context_length=args.max_context_length or self._context_length(),
+            max_context_length=self._context_length(),
             no_code_is_failure=args.no_code_is_failure,
             failure_span=args.failure_span,
             mask_truncated_completions=args.mask_truncated_completions,
@@ -259,10 +282,13 @@ class GVPOTrainer(GRPOTrainer):
         )
 
     def _context_length(self) -> int | None:
-        """Tokens that prompt and trajectory may have together, `None` where neither vLLM nor the model says."""
-        if self.use_vllm and self.args.vllm_max_model_length:
-            return self.args.vllm_max_model_length
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        """Tokens that prompt and trajectory may have together, `None` where nobody says."""
+        if not self.use_vllm:
+            of_model = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+            return self.args.max_context_length or of_model
+        if self._engine_context_length is None:  # vLLM refuses what is longer, so its own limit holds
+            self._engine_context_length = engine_context_length(self.vllm_generation, self.accelerator.is_main_process)
+        return min(self._engine_context_length, self.args.max_context_length or self._engine_context_length)
 
     def generation_session(
         self, end_ids: Sequence[int] | None = None
@@ -275,10 +301,14 @@ class GVPOTrainer(GRPOTrainer):
         end_ids = self.eos_token_ids if end_ids is None else end_ids
         accelerator = self.accelerator
         if self.use_vllm:
+            if self.state.global_step != self._last_loaded_step:  # as TRL before a rollout of its own
+                self.vllm_generation.sync_weights()
+                self._last_loaded_step = self.state.global_step
             return vllm_session(
                 EngineSource(
                     engine=self.vllm_generation,
                     end_ids=end_ids,
+                    temperature=self.args.temperature,
                     step=self.state.global_step,
                     process=accelerator.process_index,
                     local_process=accelerator.local_process_index,
@@ -288,7 +318,7 @@ class GVPOTrainer(GRPOTrainer):
         return transformers_session(
             ModelSource(
                 model=self._model_for_generation,
-                config=self.generation_config,
+                config=greedy(self.generation_config) if self.args.temperature == 0 else self.generation_config,
                 end_ids=end_ids,
                 pad_id=self._tokenizer.pad_token_id,  # TRL sets one where there is none
                 kv_cache_tokens=self.args.kv_cache_tokens,

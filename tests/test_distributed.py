@@ -70,6 +70,13 @@ def test_each_of_seven_tasks_counts_once(ranks):
         assert (rank["report"]["tasks"], rank["report"]["attempts"]) == (3, 3)
 
 
+def test_each_task_of_a_stream_counts_once(ranks):
+    _, both = ranks
+    for rank in both:
+        assert rank["streamed"]["eval_tgc"] == 57.1
+        assert rank["streamed"]["eval_sgc"] == 33.3
+
+
 def test_each_rank_writes_its_own_traces(ranks):
     folder, _ = ranks
     traces = list(read_traces(folder))

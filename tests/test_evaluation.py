@@ -54,6 +54,14 @@ def test_several_samples_a_task(tmp_path):
     assert (metrics["eval_tgc"], metrics["eval_sgc"]) == (50.0, 50.0)
 
 
+def test_each_task_of_a_stream_counts_once(tmp_path):
+    trainer = make_trainer(tmp_path, num_generations_eval=2)
+    trainer.script = lambda number, row: [SOLVED if row["task_id"] == "t0_1" else MISSED]
+    assert trainer.evaluate(tasks(5).to_iterable_dataset())["eval_tgc"] == 20.0
+    stream, trainer.script = tasks(3).to_iterable_dataset(), None
+    assert (evaluate(trainer, stream, samples=2)["tasks"], evaluate(trainer, stream)["attempts"]) == (3, 3)
+
+
 def test_unscorable_attempts_are_left_out(tmp_path):
     trainer = make_trainer(
         tmp_path,

@@ -78,7 +78,8 @@ RULES = {
     # The outermost circle.
     "evaluation": rule("trainer", "rollout", "training"),
     "cli": rule(
-        *(*CORE, "config", "trainer", "evaluation", "reporting", "rollout", "environments", "sandbox", "__init__"),
+        *(*CORE, "config", "trainer", "training", "evaluation", "reporting", "rollout", "environments", "sandbox"),
+        "__init__",
         libraries={*MODEL, "trl", "peft", "datasets", "yaml", "packaging"},
     ),
     "__init__": rule("config", "trainer", "rollout"),

@@ -89,6 +89,7 @@ def test_the_overridden_methods_have_these_signatures():
 
     assert parameters(GRPOTrainer._generate_and_score_completions) == ["self", "inputs"]
     assert parameters(GRPOTrainer._generate) == ["self", "prompts"]
+    assert {"resume_from_checkpoint", "trial"} <= {*parameters(GRPOTrainer.train)}
     assert parameters(GRPOTrainer._compute_loss) == ["self", "model", "inputs"]
     assert parameters(GRPOTrainer._calculate_rewards) == [
         "self",
@@ -129,6 +130,7 @@ def test_nothing_of_trls_is_hidden_by_accident():
         "_name",
         "_paper",
         "_generate_and_score_completions",
+        "train",
         "_compute_loss",
         "_calculate_rewards",
         "_generate",

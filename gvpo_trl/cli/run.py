@@ -29,7 +29,10 @@ def train(script_args: "ScriptArguments", training_args: "GVPOConfig", model_arg
     Raises:
         CommandError: the configuration, the data or the environment is at fault.
     """
+    from gvpo_trl.training.checks import check_sampling
+
     with _user_errors():
+        check_sampling(training_args)
         checkpoint = resolve_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
         train_dataset = _train_tasks(script_args)
         eval_dataset = _eval_tasks(script_args) if training_args.eval_strategy != "no" else None

@@ -1,11 +1,25 @@
-"""A key-value cache that is written into. transformers' own copies itself to every new token, all layers of it."""
+"""Keys and values that stay between turns, and a cache that is written into.
+
+A trajectory of n turns would read its own history n times. `KeptStates` holds what each trajectory has read, one
+compact tensor a layer and trajectory, so any trajectories can form the next batch: some may have ended, others just
+begun.
+`GrowingLayer` replaces transformers' own layers, which copy all keys and values at every new token.
+"""
 
 import functools
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers import DynamicCache, GenerationConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.utils import logging
+
+from gvpo_trl.rollout.types import TurnRequest
+
+logger = logging.get_logger(__name__)
 
 
 class GrowingLayer(DynamicLayer):
@@ -53,3 +67,92 @@ def growing_cache(room: int) -> DynamicCache:
     cache = DynamicCache()
     cache.layer_class_to_replicate = functools.partial(GrowingLayer, room)
     return cache
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a trajectory has read: n ids and, for each layer, keys and values of shape (heads, n, head size)."""
+
+    ids: list[int]
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class KeptStates:
+    """The keys and values of each trajectory's history.
+
+    Args:
+        capacity: tokens to keep, over all trajectories; the least recently used trajectories are dropped first.
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose keys and values are kept now."""
+        return sum(len(kept.ids) for kept in self._kept.values())
+
+    def known(self, request: TurnRequest) -> int:
+        """How many leading ids of the request are kept; at least one id is always left to feed."""
+        kept = self._kept.get(request.trajectory)
+        if kept is None:
+            return 0
+        length = min(len(kept.ids), len(request.ids) - 1)
+        if kept.ids[:length] != request.ids[:length]:  # the trajectory began again
+            del self._kept[request.trajectory]
+            return 0
+        return length
+
+    def assemble(self, requests: Sequence[TurnRequest], width: int, fresh: int, new: int) -> DynamicCache:
+        """The cache of the batch's first `width` positions: what stands before the last `fresh` tokens of each row.
+
+        It has room for those and for `new` sampled tokens.
+        """
+        cache = growing_cache(room=new)
+        if not width:
+            return cache
+        room = width + fresh + new
+        lengths = [max(0, len(request.ids) - fresh) for request in requests]
+        kept = [self._kept.get(request.trajectory) for request in requests]
+        template = next(entry for entry in kept if entry is not None)
+        for number, states in enumerate(template.layers):
+            whole = [part.new_zeros(len(requests), part.shape[0], room, part.shape[2]) for part in states]
+            for row, (entry, length) in enumerate(zip(kept, lengths, strict=True)):
+                if length:
+                    for into, part in zip(whole, entry.layers[number], strict=True):
+                        into[row, :, width - length : width] = part[:, :length]
+            cache.layers.append(GrowingLayer(new))
+            cache.layers[-1].hold(*whole, width)
+        return cache
+
+    def keep(self, trajectories: Sequence[int], ids: list[int], cache: DynamicCache, row: int, end: int) -> None:
+        """Keep what a row of a cache holds of `ids`, which end at position `end`, for one or several trajectories."""
+        layers = [
+            (layer.keys[row, :, end - len(ids) : end].clone(), layer.values[row, :, end - len(ids) : end].clone())
+            for layer in cache.layers
+        ]
+        for trajectory in trajectories:
+            self._kept[trajectory] = _Kept(ids, layers)
+            self._kept.move_to_end(trajectory)
+        while self.tokens > self.capacity:
+            self._kept.popitem(last=False)
+
+
+def can_keep_cache(model: torch.nn.Module, config: GenerationConfig) -> bool:
+    """Whether every layer's cache is keys and values by position; where not, the log says once why.
+
+    A recurrent or hybrid state cannot be cut to a length, prompt learning puts its own entries in front, and a cache
+    of another implementation was asked for on purpose.
+    """
+    if config.cache_implementation is not None:
+        reason = f"cache_implementation={config.cache_implementation!r} is set"
+    elif getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        reason = "the adapter is one of prompt learning"
+    else:
+        kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
+        if kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
+            return True
+        reason = f"{type(model).__name__} has cache layers of another kind"
+    logger.warning_once(f"No key-value cache is kept between turns, every turn reads the history again: {reason}.")
+    return False

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 
 from gvpo_trl.faults import GenerationFault
 from gvpo_trl.generation.sharing import SharedTurns
@@ -35,6 +35,8 @@ class EngineSource:
     """TRL's `VLLMGeneration`: settings, weight sync, and the engine or the client of a server."""
     end_ids: Sequence[int]
     """Ids that end a turn."""
+    temperature: float
+    """0 takes the most likely token each time."""
     step: int
     """Optimizer steps so far; a part of each request's seed."""
     process: int
@@ -43,6 +45,19 @@ class EngineSource:
     """Index of this process on its machine."""
     processes: int
     """How many processes there are."""
+
+
+def engine_context_length(engine: Any, is_main: bool) -> int:
+    """Tokens that vLLM takes in one request, prompt and turn together. With a server this is a collective call.
+
+    Args:
+        engine: TRL's `VLLMGeneration`.
+        is_main: whether this is the main process, which alone has a client of the server.
+    """
+    if engine.mode != "server":
+        return engine.llm.llm_engine.model_config.max_model_len
+    limit = [engine.vllm_client.get_server_info()["model_config"]["max_model_len"] if is_main else None]
+    return broadcast_object_list(limit)[0]
 
 
 @contextmanager
@@ -110,7 +125,7 @@ class Sampling:
         self.regex = engine.structured_outputs_regex
         self._settings = {
             "repetition_penalty": engine.repetition_penalty,
-            "temperature": engine.temperature,
+            "temperature": source.temperature,
             "top_p": engine.top_p,
             "top_k": engine.top_k,
             "min_p": engine.min_p or 0.0,

@@ -69,6 +69,24 @@ def check_chat(model: Any, processing_class: Any, args: Any, dataset: Any) -> No
         )
 
 
+def check_sampling(args: Any) -> None:
+    """Say that greedy sampling cannot train.
+
+    Args:
+        args: a `GVPOConfig`.
+
+    Raises:
+        ValueError: when every trajectory of a group would be the same.
+    """
+    greedy = (args.generation_kwargs or {}).get("do_sample") is False
+    if args.temperature == 0 or greedy:
+        raise ValueError(
+            f"{'generation_kwargs={do_sample: False}' if greedy else 'temperature=0'} samples the same turns in every "
+            "trajectory of a group, so nothing can be learnt; train with a temperature above 0 (the default is 1.0) "
+            "and keep greedy sampling for evaluation."
+        )
+
+
 def check_rows(
     completion_ids: Sequence[Sequence[int]],
     env_mask: Sequence[Sequence[int]] | None,

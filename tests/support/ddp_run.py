@@ -48,6 +48,7 @@ def main(folder: Path) -> None:
     # Scenario t0 is solved, and t1_1 of t1; the sampler fills the last batch up with tasks it has had before.
     trainer.script = lambda number, row: [finish(1, 0) if row["task_id"] in SOLVED else finish(0, 1)]
     metrics = trainer.evaluate()
+    streamed = trainer.evaluate(tasks(7).to_iterable_dataset())
     trainer.script = None
     report = evaluate(trainer, tasks(3), samples=1)
     result = {
@@ -56,6 +57,7 @@ def main(folder: Path) -> None:
         "log": trainer.state.log_history,
         "weights": weights,
         "eval": metrics,
+        "streamed": streamed,
         "report": report,
     }
     (folder / f"rank{rank}.json").write_text(json.dumps(result))

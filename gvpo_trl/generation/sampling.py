@@ -1,0 +1,146 @@
+"""How tokens are drawn with transformers: the distribution, the log-probabilities, and where a turn ends."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
+from transformers.generation import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.utils import logging
+
+from gvpo_trl.rollout.code import extract_code
+
+logger = logging.get_logger(__name__)
+
+
+def split_warpers(config: GenerationConfig) -> tuple[GenerationConfig, list[LogitsProcessor]]:
+    """Take temperature, `top_k`, `top_p` and `min_p` out of a configuration, as processors in transformers' order.
+
+    `generate` applies its own processors after all others, where nothing could record the distribution sampled from.
+    """
+    config = copy.deepcopy(config)
+    if not config.do_sample:
+        return config, []
+    warpers: list[LogitsProcessor] = []
+    if config.temperature not in (None, 1.0):
+        warpers.append(TemperatureLogitsWarper(config.temperature))
+    if config.top_k:
+        warpers.append(TopKLogitsWarper(config.top_k))
+    if config.top_p is not None and config.top_p < 1:
+        warpers.append(TopPLogitsWarper(config.top_p))
+    if config.min_p:
+        warpers.append(MinPLogitsWarper(config.min_p))
+    config.temperature, config.top_k, config.top_p, config.min_p = 1.0, 0, 1.0, None
+    return config, warpers
+
+
+@contextmanager
+def own_settings_only(model: torch.nn.Module) -> Iterator[None]:
+    """Switch off what the model's own generation configuration asks for, while turns are sampled.
+
+    `generate` takes from there whatever the given configuration leaves open, `min_p`, `typical_p` or
+    `repetition_penalty`. Tokens would then be sampled from another distribution than the one that the trainer scores.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    own = inner.generation_config
+    asked = {name: value for name, value in own.to_diff_dict().items() if name not in _HARMLESS}
+    if asked:
+        listed = ", ".join(f"{name}={value!r}" for name, value in asked.items())
+        logger.warning_once(
+            f"The model's own generation_config is not used ({listed}): turns are sampled with the trainer's settings."
+        )
+    inner.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        inner.generation_config = own
+
+
+_HARMLESS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "do_sample", "use_cache")
+"""Settings of a model that the trainer's configuration always replaces, or that change no distribution."""
+
+
+def greedy(config: GenerationConfig) -> GenerationConfig:
+    """A copy of a configuration that takes the most likely token each time: what `temperature=0` means."""
+    config = copy.deepcopy(config)
+    config.do_sample = False
+    config.temperature, config.top_k, config.top_p, config.min_p = 1.0, 0, 1.0, None
+    return config
+
+
+@contextmanager
+def inference_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Switch dropout off while turns are sampled; every module is in its own mode again afterwards."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+class LogprobRecorder(LogitsProcessor):
+    """Keeps the log-probability of each sampled token, with the scores of one step in memory at a time."""
+
+    def __init__(self):
+        self._last: torch.Tensor | None = None
+        self._columns: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Note the scores (B, vocabulary) of the next token, and return them as they are."""
+        self._take(input_ids[:, -1])
+        self._last = scores.float().log_softmax(dim=-1)
+        return scores
+
+    def finish(self, sampled: torch.Tensor) -> torch.Tensor:
+        """(B, T) log-probabilities of the sampled tokens (B, T); values behind a turn's end have no meaning."""
+        self._take(sampled[:, -1])
+        return torch.stack(self._columns[: sampled.shape[1]], dim=1)
+
+    def _take(self, tokens: torch.Tensor) -> None:
+        if self._last is not None:
+            self._columns.append(self._last.gather(1, tokens.unsqueeze(1)).squeeze(1))
+            self._last = None
+
+
+class ClosedBlock(StoppingCriteria):
+    """Ends a row at the end of its first code block.
+
+    Args:
+        tokenizer: decodes turns.
+        prompt_length: tokens of each row before the turn, padding included.
+    """
+
+    def __init__(self, tokenizer: Any, prompt_length: int):
+        self._tokenizer = tokenizer
+        self._prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """(B,) whether each row of `input_ids` has just closed its first block."""
+        done = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        for row, text in enumerate(self._tokenizer.batch_decode(input_ids[:, -1:])):
+            if "`" in text:  # whole turns are decoded only where a fence may just have ended
+                turn = self._tokenizer.decode(input_ids[row, self._prompt_length :], skip_special_tokens=True)
+                done[row] = _closes_block(turn)
+        return done
+
+
+def _closes_block(text: str) -> bool:
+    code = extract_code(text)
+    return code is not None and "```" in text[code.spans[0][1] :]
+
+
+def length_to_closed_block(tokenizer: Any, ids: list[int]) -> int:
+    """The least number of leading ids that hold a whole code block; all of them when none does."""
+    low, high = 1, len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        if _closes_block(tokenizer.decode(ids[:middle], skip_special_tokens=True)):
+            high = middle
+        else:
+            low = middle + 1
+    return high
