@@ -24,7 +24,7 @@ from typing import Any
 from gvpo_trl.environments.base import Environment, Episode, Score, StepResult
 from gvpo_trl.failures import classify_step
 from gvpo_trl.faults import EnvironmentFault, EnvironmentsExhausted, GenerationFault
-from gvpo_trl.rollout.chat import Chat
+from gvpo_trl.rollout.chat import Chat, spelled_out
 from gvpo_trl.rollout.clock import Clock
 from gvpo_trl.rollout.code import extract_code
 from gvpo_trl.rollout.types import (
@@ -132,6 +132,7 @@ class RolloutLoop:
         task_ids: Sequence[str],
         prompts: Sequence[list[dict[str, Any]]],
         generate: Generate | StreamingGenerate,
+        dates: Sequence[str | None] | None = None,
     ) -> list[Trajectory]:
         """Attempt every row's task once and return the trajectories in the order of the rows.
 
@@ -139,12 +140,14 @@ class RolloutLoop:
             task_ids: one task per row.
             prompts: one list of messages per row.
             generate: samples the turns.
+            dates: one date per row in ISO format, which a chat template may write into the prompt; `None` if unknown.
 
         Raises:
             ValueError: a prompt leaves no room for a turn.
             EnvironmentsExhausted: the environment cannot open episodes any more. Every open episode is closed first.
         """
-        attempts = [self._attempt(row, *task) for row, task in enumerate(zip(task_ids, prompts, strict=True))]
+        tasks = zip(task_ids, prompts, dates or [None] * len(task_ids), strict=True)
+        attempts = [self._attempt(row, *task) for row, task in enumerate(tasks)]
         waiting, live = deque(attempts), []
         stream = generate if isinstance(generate, StreamingGenerate) else _BatchStream(generate)
         with ThreadPoolExecutor(2 * self.environment.max_episodes, thread_name_prefix="episode") as self._pool:
@@ -164,8 +167,8 @@ class RolloutLoop:
                 for attempt in attempts:
                     _close(attempt)
 
-    def _attempt(self, row: int, task_id: str, messages: list[dict[str, Any]]) -> _Attempt:
-        prompt_ids = self.chat.prompt_ids(messages)
+    def _attempt(self, row: int, task_id: str, messages: list[dict[str, Any]], date: str | None) -> _Attempt:
+        prompt_ids = self.chat.prompt_ids(messages, date)
         if self.budgets.room(len(prompt_ids)) < 1:
             raise ValueError(
                 f"The prompt of task {task_id} has {len(prompt_ids)} tokens, which leaves no room in "
@@ -328,7 +331,8 @@ class RolloutLoop:
         started = time.perf_counter()
         with self.clock.running("environment"):
             result = episode.step(code)
-        return replace(result, seconds=time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return replace(result, api_calls=tuple(map(spelled_out, result.api_calls)), seconds=seconds)
 
     def _score(self, episode: Episode) -> Score:
         started = time.perf_counter()
@@ -337,7 +341,8 @@ class RolloutLoop:
                 score = episode.score()
             finally:
                 _close_episode(episode)
-        return replace(score, seconds=time.perf_counter() - started)
+        passed, failed = (tuple(map(spelled_out, texts)) for texts in (score.passed, score.failed))
+        return replace(score, passed=passed, failed=failed, seconds=time.perf_counter() - started)
 
     def _finish(self, attempt: _Attempt) -> Trajectory:
         opened = attempt.opening is not None and attempt.opening.exception() is None
@@ -392,4 +397,4 @@ def _close_episode(episode: Episode) -> None:
 
 
 def _describe(fault: EnvironmentFault) -> str:
-    return f"{fault.boundary}: {fault}"
+    return spelled_out(f"{fault.boundary}: {fault}")
