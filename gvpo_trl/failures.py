@@ -1,44 +1,44 @@
-"""The agent's failures: data that shapes the advantage. The machinery's own are in `environments/errors.py`."""
+"""The agent's failures, which are data and shape the advantage. Faults of our machinery are in `faults.py`."""
 
 from enum import StrEnum
 
 
 class FailureKind(StrEnum):
-    """Why a step failed, as the place that ran its code said. A step without a kind executed."""
+    """Why a step failed, as reported by the process that ran its code. A step that executed has no kind."""
 
     SYNTAX = "syntax"
     """The code did not parse."""
     RUNTIME = "runtime"
-    """An exception left the code."""
+    """The code raised an exception and did not catch it."""
     API = "api"
     """An app answered with an error status (401, 409, 422, …) and the code did not catch it."""
     TIMEOUT = "timeout"
     """The step ran past its deadline."""
     FORBIDDEN = "forbidden"
-    """The code asked for something that the sandbox refuses."""
+    """The code called something that is not allowed."""
     MEMORY = "memory"
-    """The code ran out of the memory it is allowed."""
+    """The code needed more memory than it may have."""
     OUTPUT = "output"
-    """The code printed more than the channel takes."""
+    """The code printed more than one answer may hold."""
     EXITED = "exited"
-    """The code ended the interpreter that ran it (`os._exit`, `KeyboardInterrupt`): the episode ends as well."""
+    """The code ended its own interpreter (`os._exit`, `KeyboardInterrupt`), which ends the episode as well."""
     NO_CODE = "no_code"
     """The turn held no code to run."""
 
 
 def classify_step(*, code: str | None, verdict: str | None, no_code_is_failure: bool = True) -> FailureKind | None:
-    """Turn what is known of a step into its failure kind, `None` for a step that executed.
+    """Return why a step failed, or `None` for a step that executed.
 
-    The verdict comes from the execution result in the process that ran the code. The text that the agent sees is never
-    searched: `print("Execution failed.")` is a success.
+    The verdict comes from the process that ran the code. The text that the agent sees is never searched, so
+    `print("Execution failed.")` is a success.
 
     Args:
-        code: what was extracted from the turn, `None` or blank when the turn held no code.
-        verdict: the kind that the environment reported, `None` when the code executed.
+        code: the code of the turn; `None` or blank when the turn held no code.
+        verdict: the kind that the environment reported; `None` when the code executed.
         no_code_is_failure: whether a turn without code counts as a failed step.
 
     Raises:
-        ValueError: when the verdict is not the name of a failure kind.
+        ValueError: the verdict is not the name of a failure kind.
     """
     if code is None or not code.strip():
         return FailureKind.NO_CODE if no_code_is_failure else None

@@ -1,12 +1,12 @@
-"""Failures of the machinery, one class per boundary. None of them is ever the agent's fault.
+"""Faults of our machinery, with one class per boundary. The agent is not to blame for any of them.
 
-The rollout loop catches `EnvironmentFault`, retries the trajectory once on a fresh episode, and else marks its row
-unscorable: the agent never sees these texts and no advantage is shaped by them.
+The rollout loop catches an `EnvironmentFault` and starts the trajectory once more on a fresh episode. After a second
+fault the row is unscorable. The agent never sees the text of a fault, and no fault shapes an advantage.
 """
 
 
 class EnvironmentFault(Exception):
-    """Our side broke. `boundary` names where, for the log and the metric."""
+    """A part of our machinery broke. `boundary` names the part in logs and metrics."""
 
     boundary = "environment"
 
@@ -18,13 +18,13 @@ class HostFault(EnvironmentFault):
 
 
 class EpisodeFault(EnvironmentFault):
-    """An episode's world process died or its channel broke."""
+    """The world process of an episode died, or the connection to it broke."""
 
     boundary = "episode"
 
 
 class ProtocolFault(EnvironmentFault):
-    """A message on a channel was cut, malformed or too long."""
+    """A message between two processes was incomplete, malformed or too long."""
 
     boundary = "protocol"
 
@@ -36,16 +36,16 @@ class EvaluatorFault(EnvironmentFault):
 
 
 class GenerationFault(EnvironmentFault):
-    """The generator refused or broke off one request; the other requests are not concerned."""
+    """The generator refused or aborted one request. Other requests go on."""
 
     boundary = "generation"
 
 
 class EnvironmentsExhausted(EnvironmentFault):
-    """Hosts died repeatedly; training stops with the last cause and the checkpoint is intact."""
+    """Hosts died again and again. Training stops with the last cause; the last checkpoint is intact."""
 
     boundary = "exhausted"
 
 
 class SetupError(ValueError):
-    """What the user has to mend before anything runs: a missing AppWorld environment, a bad root, an unknown task."""
+    """A mistake that the user has to correct first: no AppWorld environment, a wrong root, an unknown task."""

@@ -1,8 +1,8 @@
-"""The mathematics of GVPO, on tensors alone.
+"""The mathematics of GVPO as functions of tensors.
 
 Shapes:
-    B  rows: trajectories, consecutive rows of one task form a group
-    T  completion tokens after padding: sampled turns, template tokens and observations
+    B  number of rows, one per trajectory; consecutive rows of one task form a group
+    T  number of completion tokens after padding: sampled turns, template tokens and observations
     G  group size
 
 Source: "Group Verification-based Policy Optimization for Interactive Coding Agents" (ICLR 2026). With R_i the outcome
@@ -26,19 +26,19 @@ AGGREGATIONS: tuple[str, ...] = ("smtm", "smts", "token-mean")
 
 
 def outcome_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Outcome advantage Â_i = R_i − mean(R), without division by the standard deviation.
+    """Return the outcome advantages Â_i = R_i − mean(R), which are not divided by the standard deviation.
 
     Args:
-        rewards: (B,) outcome rewards; consecutive runs of `group_size` rows form a group. NaN marks an unscorable
-            trajectory: it is left out of its group's mean and comes out as NaN.
+        rewards: (B,) outcome rewards; every `group_size` consecutive rows form a group. NaN marks an unscorable
+            trajectory, which the mean of its group leaves out and whose advantage is NaN.
         group_size: G, which must divide B.
 
     Returns:
-        (B,) in the dtype of `rewards`. A row that equals its group's mean is exactly 0.0: the case Â = 0 of the
-        shaping is a comparison with zero, and rounding must not decide it.
+        (B,) in the dtype of `rewards`. The advantage of a row whose reward equals its group's mean is exactly 0.0,
+        because the shaping compares advantages with zero and rounding must not decide that comparison.
 
     Raises:
-        ValueError: on a wrong shape, a group size that does not divide B, or an infinite reward.
+        ValueError: the shape is wrong, the group size does not divide B, or a reward is infinite.
     """
     if rewards.dim() != 1:
         raise ValueError(f"rewards has shape {tuple(rewards.shape)}; it must be (B,), one reward per trajectory.")
@@ -55,7 +55,8 @@ def outcome_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
         return rewards.clone()
     grouped = rewards.double().view(-1, group_size)
     advantages = grouped - grouped.nanmean(dim=1, keepdim=True)
-    # A mean of G rewards is off by a few units in the last place of the largest: below that there is no difference.
+    # The rounding error of the mean is a few units in the last place of the group's largest reward. A difference
+    # below that is no difference.
     scale = grouped.abs().nan_to_num(nan=0.0).amax(dim=1, keepdim=True)
     noise = 8 * torch.finfo(rewards.dtype).eps * scale
     advantages = advantages.masked_fill(advantages.abs() <= noise, 0.0)
@@ -69,21 +70,21 @@ def shape_advantages(
     penalty: float | torch.Tensor = 0.2,
     mode: ShapingMode = "multiplicative",
 ) -> torch.Tensor:
-    """Per-token advantages A_{i,t} from the outcome advantages and the steps that failed.
+    """Return the advantages per token A_{i,t} for the outcome advantages and the steps that failed.
 
     Args:
-        advantages: (B,) outcome advantages Â. A NaN row is unscorable: every token of it gets 0.
+        advantages: (B,) outcome advantages Â. A row with NaN is unscorable: every token of the row gets 0.
         action_mask: (B, T) nonzero on sampled tokens.
         failed_mask: (B, T) nonzero on the sampled tokens of failed steps.
-        penalty: b >= 0, a float or a (B, T) tensor of penalties per token.
-        mode: "multiplicative" is the paper's; "additive" gives Â − b where the step failed and Â < 0; "none" gives
-            Â to every action token, failed or not (GRPO without std).
+        penalty: b >= 0, a float or a (B, T) tensor with one penalty per token.
+        mode: "multiplicative" is the paper's shaping; "additive" gives Â − b where the step failed and Â < 0; "none"
+            gives Â to every action token, whether its step failed or not (GRPO without the standard deviation).
 
     Returns:
         (B, T) in the dtype of `advantages`, 0 on every token that is not an action.
 
     Raises:
-        ValueError: on mismatched shapes, an unknown mode, a negative penalty, or a failed token that is no action.
+        ValueError: the shapes differ, the mode is unknown, a penalty is negative, or a failed token is no action.
     """
     if advantages.dim() != 1 or action_mask.dim() != 2 or action_mask.shape[0] != advantages.shape[0]:
         raise ValueError(
@@ -115,24 +116,25 @@ def aggregate_loss(
     how: Aggregation,
     max_length: int | None = None,
 ) -> torch.Tensor:
-    """Reduce a per-token loss to one number.
+    """Reduce a loss per token to one number.
 
-    "smtm" (sequence-mean-token-mean, the paper's): mean over trajectories of the mean over their action tokens; TRL
-    calls it `loss_type="grpo"`. "smts" (sequence-mean-token-sum, Dr. GRPO): mean over trajectories of the sum over
-    their action tokens, divided by `max_length` when it is given; TRL's `"dr_grpo"`. "token-mean": mean over all
-    action tokens of the batch; TRL's `"dapo"`.
+    - "smtm" (sequence-mean-token-mean) is the paper's: the mean over trajectories of the mean over their action
+      tokens. TRL calls it `loss_type="grpo"`.
+    - "smts" (sequence-mean-token-sum) is Dr. GRPO's: the mean over trajectories of the sum over their action tokens,
+      divided by `max_length` if that is given. TRL calls it `"dr_grpo"`.
+    - "token-mean" is the mean over all action tokens of the batch. TRL calls it `"dapo"`.
 
     Args:
-        per_token_loss: (B, T); what stands outside the action mask never counts, not even NaN.
-        action_mask: (B, T) nonzero on sampled tokens. A row without any counts as a trajectory with loss 0.
-        how: one of the three.
-        max_length: constant divisor of "smts" (TRL: `max_completion_length`); the other two have their own divisor.
+        per_token_loss: (B, T); values outside the action mask have no effect, not even NaN.
+        action_mask: (B, T) nonzero on sampled tokens. A row without sampled tokens is a trajectory with loss 0.
+        how: the name of the reduction.
+        max_length: constant divisor of "smts" (TRL: `max_completion_length`); the other two do not use it.
 
     Returns:
         A scalar tensor.
 
     Raises:
-        ValueError: on mismatched shapes, an unknown `how`, or a `max_length` below 1.
+        ValueError: the shapes differ, `how` is unknown, or `max_length` is below 1.
     """
     if per_token_loss.dim() != 2 or per_token_loss.shape != action_mask.shape:
         raise ValueError(
@@ -155,6 +157,7 @@ def aggregate_loss(
 def _checked_penalty(
     penalty: float | torch.Tensor, advantages: torch.Tensor, action_mask: torch.Tensor
 ) -> torch.Tensor | float:
+    """Return the penalty as a float or a (B, T) tensor, or raise a `ValueError`."""
     if isinstance(penalty, torch.Tensor) and penalty.dim() > 0:
         if penalty.shape != action_mask.shape:
             raise ValueError(

@@ -1,39 +1,44 @@
 """Reward functions with TRL's signature.
 
-A reward function of your own is called with `prompts`, `completions` (the conversation as it was: one message a turn),
-`completion_ids`, every column of the dataset, and one value per row of
+TRL calls a reward function with `prompts`, `completions` (the conversation, with one message per turn),
+`completion_ids`, every column of the dataset, and these lists with one value per row:
 
     task_id, trajectory                  the task and the whole `Trajectory`
-    passed_tests, failed_tests           requirement texts (`None` when the trajectory could not be scored)
+    passed_tests, failed_tests           requirement texts, `None` for a trajectory that could not be scored
     failed_steps, turns                  counts
 
-Return `None` for a row that cannot be scored: it is left out of its group's mean and moves nothing.
+A reward function returns `None` for a row that it cannot score. The mean of the group leaves that row out, and the row
+has no effect on the weights.
 """
 
+from collections.abc import Iterable
 from typing import Any
+
+from gvpo_trl.environments.base import Score
 
 
 def passed_tests_share(
     passed_tests: list[list[str] | None], failed_tests: list[list[str] | None], **kwargs: Any
 ) -> list[float | None]:
-    """The share of the task's unit tests that pass at the end, in [0, 1]: the paper's outcome reward R.
+    """Return the share of the task's unit tests that pass at the end, in [0, 1]: the paper's outcome reward R.
 
     Args:
         passed_tests: per row the requirements that hold, `None` when the environment was lost.
-        failed_tests: per row the requirements that do not.
-        **kwargs: the other columns, not needed here.
+        failed_tests: per row the requirements that do not hold.
+        **kwargs: the other columns, which this function does not use.
     """
-    return [
-        None if passed is None or failed is None else len(passed) / max(1, len(passed) + len(failed))
-        for passed, failed in zip(passed_tests, failed_tests, strict=True)
-    ]
+    return [score and score.reward for score in _scores(passed_tests, failed_tests)]
 
 
 def task_goal_completion(
     passed_tests: list[list[str] | None], failed_tests: list[list[str] | None], **kwargs: Any
 ) -> list[float | None]:
-    """1.0 where every unit test passes, else 0.0: the sparse reward, and what TGC averages."""
+    """Return 1.0 where every unit test passes, else 0.0. This is the sparse reward; its mean is the TGC metric."""
+    return [score and float(score.success) for score in _scores(passed_tests, failed_tests)]
+
+
+def _scores(passed_tests: Iterable[list[str] | None], failed_tests: Iterable[list[str] | None]) -> list[Score | None]:
     return [
-        None if passed is None or failed is None else float(bool(passed) and not failed)
+        None if passed is None or failed is None else Score(passed=tuple(passed), failed=tuple(failed))
         for passed, failed in zip(passed_tests, failed_tests, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""What counts as a failed step."""
+"""`classify_step` decides which steps failed, and why."""
 
 import pytest
 

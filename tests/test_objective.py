@@ -1,4 +1,4 @@
-"""The contracts of the objective, against exact fractions and values worked out by hand."""
+"""The contracts of the objective, compared with exact fractions and with values computed by hand."""
 
 import random
 from fractions import Fraction
@@ -14,7 +14,7 @@ NAN = float("nan")
 
 
 def exact_advantages(rewards: list[Fraction | None], group_size: int) -> list[Fraction | None]:
-    """Â as fractions, `None` for an unscorable row."""
+    """Return the advantages Â as fractions, with `None` for an unscorable row."""
     out: list[Fraction | None] = []
     for start in range(0, len(rewards), group_size):
         group = rewards[start : start + group_size]
@@ -25,7 +25,7 @@ def exact_advantages(rewards: list[Fraction | None], group_size: int) -> list[Fr
 
 
 def exact_shaped(advantage: Fraction | None, action: int, failed: int, penalty: Fraction, mode: str) -> Fraction:
-    """The table of the paper, one token."""
+    """Return the shaped advantage of one token, by the table of the paper."""
     if advantage is None or not action:
         return Fraction(0)
     if not failed or mode == "none":
@@ -79,7 +79,7 @@ def test_two_thousand_random_cases_equal_exact_fractions(mode):
                 target = exact_shaped(want, action, fail, penalty, mode)
                 assert abs(shaped[row, t].item() - float(target)) <= 1e-12
                 assert (shaped[row, t].item() == 0.0) == (target == 0)
-    assert ties > 1000, "the case that the cases are about is hardly ever met"
+    assert ties > 1000, "too few of the random cases are ties"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -155,7 +155,7 @@ def test_shaping_by_hand():
 
 
 def test_equal_rewards_and_one_failed_step():
-    """trl#5588: a tie is no reason to learn nothing, and nothing else moves."""
+    """In a group of equal rewards only the failed step gets an advantage (trl#5588)."""
     advantages = outcome_advantages(torch.full((8,), 1 / 3), 8)
     actions = torch.tensor([[1, 1, 0, 1, 1]] * 8)
     failed = torch.zeros_like(actions)
@@ -226,7 +226,7 @@ def test_aggregation_by_hand(how, max_length, value):
 
 
 def test_smtm_differs_from_token_mean_on_unequal_lengths():
-    """rllm PR#513."""
+    """The two aggregations differ on trajectories of different lengths (rllm PR#513)."""
     loss, mask = torch.tensor([[1.0, 1.0, 1.0], [5.0, 0.0, 0.0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
     assert aggregate_loss(loss, mask, "smtm").item() == 3.0  # (1 + 5) / 2
     assert aggregate_loss(loss, mask, "token-mean").item() == 2.0  # 8 / 4

@@ -1,37 +1,61 @@
-"""Between messages and token ids: the prompt, the bridge between two turns, the tokens of a turn's code.
+"""Translates between messages and token ids: the prompt, the bridge between two turns, the tokens of a turn's code.
 
-Sampled ids are never decoded and encoded again. The template is rendered twice only: for the prompt, and for the
-tokens that follow an assistant message; the latter from a two-message stand-in, so a template that rewrites earlier
-turns (Qwen3 drops their thinking) cannot change what the model saw.
+Sampled ids are never decoded and encoded again. The template renders the prompt, and what follows an assistant
+message. The latter comes from a short conversation with a placeholder for the turn, so a template that rewrites
+earlier turns (Qwen3's removes their thinking) cannot change what the model saw.
+
+Only text of the template becomes control tokens. A control string in a message or an observation (`<|im_end|>`) is
+encoded as its letters.
 """
 
+import contextlib
 import re
+import secrets
+from bisect import bisect_left
 from collections.abc import Sequence
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
 from gvpo_trl.rollout.code import Code
 
+DEFAULT_DATE = datetime(2023, 5, 18, 12)
+"""The date that a template writes for a task without a date. It is the date of AppWorld's worlds."""
+MAX_LOCATED_BLOCKS = 16
+"""Code blocks of a turn whose tokens are located one by one. Each block costs a search, which the number bounds."""
 _SENTINEL = "gvpo-assistant-turn"
 _OBSERVATION = "gvpo-observation"
+_PLACEHOLDERS = [{"role": "user", "content": "."}, {"role": "assistant", "content": _SENTINEL}]
 _CUT = "\n[… {left_out} of {total} tokens left out …]\n"
 _NOT_KEPT = (
     "The chat template does not keep the text of a message (role {role}), so turns cannot be joined; use a template "
     "that renders every message's content."
 )
+_DATE_MACRO = (
+    "{% macro strftime_now(format) %}{{ gvpo_dates[format] if format in gvpo_dates else gvpo_dates[''] }}"
+    "{% endmacro %}\n"
+)
+_DATE_FORMAT = re.compile(r"""strftime_now\(\s*(?:'([^']*)'|"([^"]*)")""")
+
+
+def spelled_out(text: str) -> str:
+    r"""Replace lone surrogates, which no tokenizer and no file takes, by their escapes such as `\ud800`."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class Chat:
-    """The chat template of one tokenizer, as the rollout needs it.
+    """The chat template of one tokenizer.
 
     Args:
         tokenizer: a transformers tokenizer with a chat template.
-        end_ids: ids that end a turn (TRL's `eos_token_ids`).
+        end_ids: ids that end a turn (TRL's `eos_token_ids`). The token that the template writes behind an assistant
+            message ends a turn as well.
         template: a template to use instead of the tokenizer's own.
         template_kwargs: passed to every rendering (`enable_thinking`, …).
 
     Raises:
-        ValueError: without a chat template, or when the template does not keep an assistant message's text.
+        ValueError: the tokenizer has no chat template, the template does not keep the text of a message, or no token
+            ends a turn.
     """
 
     def __init__(
@@ -48,57 +72,66 @@ class Chat:
                 "rollout needs; set tokenizer.chat_template, or take an instruction-tuned model's tokenizer."
             )
         self.tokenizer = tokenizer
-        self.end_ids = frozenset(end_ids)
         self._kwargs = dict(template_kwargs or {})
-        if template is not None:
+        source = tokenizer.get_chat_template(template)
+        self._writes_date = "strftime_now" in source
+        if self._writes_date:
+            self._kwargs["chat_template"] = _DATE_MACRO + source
+            self._date_formats = {single or double for single, double in _DATE_FORMAT.findall(source)}
+        elif template is not None:
             self._kwargs["chat_template"] = template
-        suffix = self._after_assistant(_OBSERVATION)
-        self._closing, kept, self._opening = suffix.partition(_OBSERVATION)
+        self._controls: tuple[str, ...] = ()
+        self._specials: tuple[str, ...] = ()
+        self._closing, kept, self._opening = self._after_assistant(_OBSERVATION).partition(_OBSERVATION)
         if not kept:
             raise ValueError(_NOT_KEPT.format(role="user"))
-        self._controls = self._control_strings()
+        self._closing_ids = self._template_ids(self._closing)
+        self._controls, self._specials = self._control_strings()
+        self.end_ids = self._turn_ends(frozenset(end_ids) - {None})
+        """Ids that end a turn: a generator stops behind them."""
 
-    def prompt_ids(self, messages: list[dict[str, Any]]) -> list[int]:
-        """(P,) ids of the prompt with the template's generation prompt behind it.
+    def prompt_ids(self, messages: list[dict[str, Any]], now: datetime | str | None = None) -> list[int]:
+        """Return the ids (P,) of the prompt with the template's generation prompt behind it.
+
+        Args:
+            messages: the conversation.
+            now: the date that a template may write, a string in ISO format; `DEFAULT_DATE` for `None`.
 
         Raises:
-            ValueError: when the template refuses the messages (some know no system message).
+            ValueError: the template refuses the messages (some know no system message).
         """
-        return self._template_ids(self._render(messages))
+        mark = _new_mark()
+        shielded = [self._shielded(message, mark, message["role"]) | {"role": message["role"]} for message in messages]
+        return self._joined_ids(self._render(shielded, now), mark)
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of sampled ids, for reading and for the code in it; never encoded again."""
+        """Return the text of sampled ids without control tokens. This text is never encoded again."""
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def bridge(self, action_ids: Sequence[int], observation: str) -> list[int]:
-        """(U,) what the template puts between a turn and the next one.
+        """Return the ids (U,) that the template puts between a turn and the next one.
 
-        The end of the assistant message as far as the model did not sample it, the observation as a user message, the
-        generation prompt. Control tokens are the template's alone: an observation that spells one
-        (`<|im_end|>`) gets the ids of its letters.
+        These are the end of the assistant message as far as the model did not sample it, the observation as a user
+        message, and the generation prompt.
         """
-        suffix = self._after_assistant(observation)
-        fits = suffix.startswith(self._closing) and suffix.endswith(self._opening)
-        message = suffix[len(self._closing) : len(suffix) - len(self._opening)] if fits else observation
-        if len(self._pieces(message)) > 1:
-            ids = self._template_ids(self._closing) + self._encode(message) + self._template_ids(self._opening)
-        else:  # in one go, so that letters merge as they do in the template's own rendering
-            ids = self._template_ids(self._closing + message + self._opening)
+        mark = _new_mark()
+        ids = self._joined_ids(self._after_assistant(self._shielded(observation, mark, "user")), mark)
         end = action_ids[-1] if action_ids else None
-        if end in self.end_ids and end in self._template_ids(self._closing):
-            # Up to the first end-of-turn token: some templates put white space before it.
+        if end in self.end_ids and end in self._closing_ids:
+            # The bridge begins behind the end-of-turn token; some templates write white space before it.
             return ids[ids.index(end) + 1 :]
         return ids
 
     def cut(self, text: str, max_tokens: int) -> str:
-        """Keep the head and the tail of a text that has more tokens than allowed, and say in it what was left out."""
-        head_ids, read = self._enough(text, max_tokens)
+        """Return at most `max_tokens` tokens of a text: its head, its tail, and between them how much is left out."""
+        text = spelled_out(text)
+        head_ids, read = self._encoded_end(text, max_tokens)
         if len(head_ids) <= max_tokens:
             return text
         whole = read == len(text)
-        tail_ids = head_ids if whole else self._enough(text, max_tokens, tail=True)[0]
+        tail_ids = head_ids if whole else self._encoded_end(text, max_tokens, tail=True)[0]
         about, total = "" if whole else "about ", len(head_ids) * len(text) // read
-        keep = max_tokens
+        keep, step = max_tokens, 1
         while True:
             # A cut inside a character leaves a replacement character at the seam.
             head = self._decode(head_ids[: (keep + 1) // 2]).rstrip("\ufffd")
@@ -107,17 +140,18 @@ class Chat:
             excess = len(self._encode(head + notice + tail)) - max_tokens
             if excess <= 0:
                 return head + notice + tail
-            if keep == 0:  # the notice alone is over the budget
+            if keep == 0:  # The notice alone is longer than the budget.
                 break
-            keep = max(0, keep - excess)
+            keep, step = max(0, keep - max(excess, step)), 2 * step
         while len(self._encode(notice)) > max_tokens:
             notice = notice[:-1]
         return notice
 
-    def _enough(self, text: str, max_tokens: int, tail: bool = False) -> tuple[list[int], int]:
-        """More than `max_tokens` ids from one end of a text, or all of them, and how many characters they hold.
+    def _encoded_end(self, text: str, max_tokens: int, tail: bool = False) -> tuple[list[int], int]:
+        """Encode one end of a text, so that a text of megabytes is not encoded whole.
 
-        A text of megabytes is not encoded whole only to be thrown away.
+        Returns:
+            More than `max_tokens` ids, or all ids of the text, and the number of characters that they hold.
         """
         size = 16 * max_tokens
         while True:
@@ -128,82 +162,138 @@ class Chat:
             size *= 4
 
     def token_spans(self, ids: Sequence[int], code: Code) -> tuple[tuple[int, int], ...]:
-        """Half-open token ranges that cover the code's character ranges in `text(ids)`."""
+        """Return half-open token ranges that cover the code's character ranges in `text(ids)`.
+
+        In a turn with more than `MAX_LOCATED_BLOCKS` blocks, the last range covers all further blocks and the text
+        between them.
+        """
         text = self.text(ids)
+        located = [*code.spans[:MAX_LOCATED_BLOCKS]]
+        if len(code.spans) > MAX_LOCATED_BLOCKS:
+            located[-1] = (located[-1][0], code.spans[-1][1])
         spans = []
-        for start, end in code.spans:
+        for start, end in located:
             first = self._tokens_of(ids, text[:start])
-            if first and len(self.text(ids[:first])) > start:  # this token holds the code's first letters as well
+            if first and len(self.text(ids[:first])) > start:  # This token holds the code's first letters as well.
                 first -= 1
             spans.append((first, self._tokens_of(ids, text[:end])))
         return tuple(spans)
 
     def _tokens_of(self, ids: Sequence[int], prefix: str) -> int:
-        """The least number of leading ids whose text begins with the prefix, its last character complete."""
+        """Return the least number of leading ids whose text begins with the prefix and its last character whole."""
 
         def complete(count: int) -> bool:
             return self.text(ids[:count]).startswith(prefix)
 
-        low, high = 0, len(ids)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if complete(middle) else (middle + 1, high)
-        # Byte-fallback tokenizers give up on a whole run of byte tokens while its last character is incomplete, which
-        # can hide a shorter answer; within a run there is one at most four ids, a character's bytes, before.
-        while (earlier := next((count for count in range(max(0, low - 4), low) if complete(count)), None)) is not None:
-            low = earlier
-        return low
+        count = bisect_left(range(len(ids)), True, key=complete)
+        # A byte-fallback tokenizer decodes no character of a run of byte tokens while the last one is incomplete, so
+        # `complete` is not monotonic inside a run. Of four counts in a row one ends a character.
+        if any(map(complete, range(max(0, count - 4), count))):
+            windows = [range(start, min(start + 4, count)) for start in range(count)]
+            first = bisect_left(windows, True, key=lambda window: any(map(complete, window)))
+            count = next(filter(complete, windows[first]))
+        return count
 
     def _after_assistant(self, observation: str) -> str:
-        """What the template writes after an assistant message that an observation follows."""
-        rendered = self._render(
-            [
-                {"role": "user", "content": "."},
-                {"role": "assistant", "content": _SENTINEL},
-                {"role": "user", "content": observation},
-            ]
-        )
-        _, kept, suffix = rendered.partition(_SENTINEL)
+        """Return what the template writes after an assistant message that an observation follows."""
+        return self._after_sentinel([*_PLACEHOLDERS, {"role": "user", "content": observation}])
+
+    def _after_sentinel(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
+        _, kept, suffix = self._render(messages, **kwargs).partition(_SENTINEL)
         if not kept:
             raise ValueError(_NOT_KEPT.format(role="assistant"))
         return suffix
 
-    def _render(self, messages: list[dict[str, Any]]) -> str:
+    def _render(
+        self, messages: list[dict[str, Any]], now: datetime | str | None = None, add_generation_prompt: bool = True
+    ) -> str:
+        kwargs = self._kwargs
+        if self._writes_date:  # transformers' own `strftime_now` gives the date of the host
+            date = datetime.fromisoformat(now) if isinstance(now, str) else now or DEFAULT_DATE
+            dates = {form: date.strftime(form) for form in self._date_formats} | {"": date.date().isoformat()}
+            kwargs = kwargs | {"gvpo_dates": dates}
         try:
             return self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False, **self._kwargs
+                messages, add_generation_prompt=add_generation_prompt, tokenize=False, **kwargs
             )
-        except Exception as error:  # whatever a template raises, in a language of its own
+        except Exception as error:  # A template may raise anything.
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(f"The chat template does not take the messages ({roles}): {error}") from error
 
-    def _control_strings(self) -> list[str]:
-        """Strings that become control tokens: the special ones, and those in brackets that the template writes.
+    def _control_strings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the strings that become control tokens, and those of them that are special tokens.
 
-        Other added tokens are words that a tokenizer keeps whole, in observations as well.
+        Control tokens are the special tokens, and the tokens in brackets that the template writes. Other added tokens
+        are words that the tokenizer keeps whole, also in messages and observations.
         """
         frame = self._closing + self._opening
-        return [
-            token.content
-            for token in self.tokenizer.added_tokens_decoder.values()
-            if len(token.content) > 1 and (token.special or (token.content[0] in "<[" and token.content in frame))
-        ]
+        for roles in (["user"], ["system", "user"]):
+            try:
+                frame += self._render([{"role": role, "content": "."} for role in roles])
+            except ValueError:  # Some templates know no system message.
+                continue
+        added = [token for token in self.tokenizer.added_tokens_decoder.values() if len(token.content) > 1]
+        specials = tuple(token.content for token in added if token.special)
+        written = (token.content for token in added if token.content[0] in "<[" and token.content in frame)
+        return (*specials, *(content for content in written if content not in specials)), specials
 
-    def _pieces(self, text: str) -> list[str]:
-        """The text, parted after the first letter of every control string in it."""
-        present = [re.escape(control) for control in self._controls if control in text]
+    def _turn_ends(self, end_ids: frozenset[int]) -> frozenset[int]:
+        """Return the given ids and the first control token that the template writes behind an assistant message."""
+        closings = [self._closing]
+        with contextlib.suppress(ValueError):  # Some templates write another token behind the last message.
+            closings.insert(0, self._after_sentinel(_PLACEHOLDERS, add_generation_prompt=False))
+        ids = [token for closing in closings for token in self._template_ids(closing)]
+        controls = {self.tokenizer.convert_tokens_to_ids(control) for control in self._controls} | end_ids
+        closing_id = next((token for token in ids if token in controls), None)
+        if closing_id is None:
+            closing = next((closing.strip() for closing in closings if closing.strip()), "")
+            names = ", ".join(map(repr, self.tokenizer.convert_ids_to_tokens(sorted(end_ids))))
+            raise ValueError(
+                f"The chat template ends an assistant message with {closing!r}, which is no single token of this "
+                f"tokenizer, and not with {names}, so no token would end a turn. Add the closing text to "
+                "the tokenizer as a special token, or put the end-of-sequence token behind the template's assistant "
+                "messages."
+            )
+        return end_ids | {closing_id}
+
+    def _shielded(self, value: Any, mark: str, role: str) -> Any:
+        """Return a message's content with a mark inside every control string.
+
+        An assistant's message keeps tokens that are not special, such as `<think>`, which the template may look for.
+        """
+        if isinstance(value, str):
+            controls = self._specials if role == "assistant" else self._controls
+            return mark.join(self._pieces(spelled_out(value), controls))
+        if isinstance(value, list):
+            return [self._shielded(part, mark, role) for part in value]
+        if isinstance(value, dict):
+            return {name: part if name == "type" else self._shielded(part, mark, role) for name, part in value.items()}
+        return value
+
+    def _pieces(self, text: str, controls: Sequence[str]) -> list[str]:
+        """Split the text after the first letter of every control string in it."""
+        present = [re.escape(control) for control in controls if control in text]
         if not present:
             return [text]
         starts = [match.start() + 1 for match in re.finditer(f"(?={'|'.join(present)})", text)]
         return [text[start:end] for start, end in pairwise([0, *starts, len(text)])]
 
+    def _joined_ids(self, text: str, mark: str) -> list[int]:
+        """Return the ids of a rendered text whose marks are removed after they have split its control strings."""
+        return [token for piece in text.split(mark) for token in self._template_ids(piece)]
+
     def _template_ids(self, text: str) -> list[int]:
-        """The ids of what the template wrote, control tokens and all."""
+        """Return the ids of text that the template wrote, with its control tokens."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _encode(self, text: str) -> list[int]:
-        """The ids of a text that is not ours: never a control token."""
-        return [token for piece in self._pieces(text) for token in self._template_ids(piece)]
+        """Return the ids of text that the template did not write, without control tokens."""
+        return [token for piece in self._pieces(text, self._controls) for token in self._template_ids(piece)]
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def _new_mark() -> str:
+    """Return a string that no text holds by chance: 128 random bits as private-use characters without a case."""
+    return "".join(chr(0xE000 + byte) for byte in secrets.token_bytes(16))

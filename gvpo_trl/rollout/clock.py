@@ -1,28 +1,33 @@
-"""When the model generated and when environments worked, and for how long both did at the same time."""
+"""Measures how long the model generated, how long environments worked, and how long both did so at the same time."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class Clock:
-    """Collects spans of time; many threads may run one at once."""
+    """Collects spans of time. Several threads may measure at the same time.
 
-    def __init__(self):
+    Args:
+        now: returns the current time in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter):
+        self._now = now
         self._spans: dict[str, list[tuple[float, float]]] = {"generate": [], "environment": [], "reset": []}
 
     @contextmanager
     def running(self, what: str) -> Iterator[None]:
-        """A span of `"generate"`, `"environment"` or `"reset"`, from here to the end of the block."""
-        started = time.perf_counter()
+        """Measure the block as a span of `"generate"`, `"environment"` or `"reset"`."""
+        started = self._now()
         try:
             yield
         finally:
             self.add(what, started)
 
     def add(self, what: str, started: float) -> None:
-        """A span that began at that `perf_counter` and ends now."""
-        self._spans[what].append((started, time.perf_counter()))
+        """Add a span that began at `started` and ends now."""
+        self._spans[what].append((started, self._now()))
 
     @property
     def generate_s(self) -> float:
@@ -31,18 +36,18 @@ class Clock:
 
     @property
     def reset_wait_s(self) -> float:
-        """Seconds in which at least one turn's code waited for its world to open."""
+        """Seconds in which the code of at least one turn waited for its world to open."""
         return _covered(self._spans["reset"])
 
     @property
     def overlap_s(self) -> float:
-        """Seconds in which the model generated and at least one environment worked."""
+        """Seconds in which the model generated while at least one environment worked."""
         generate, environment = self._spans["generate"], self._spans["environment"]
         return max(0.0, _covered(generate) + _covered(environment) - _covered([*generate, *environment]))
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
-    """Seconds inside at least one span."""
+    """Return the seconds that lie inside at least one span."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))

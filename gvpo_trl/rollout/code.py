@@ -1,10 +1,27 @@
-"""The code in a turn: which blocks of a model's text are run, and where they stand in it."""
+"""Finds the code in a turn: which blocks of the model's text are run, and where they stand in it.
 
+The model writes this text, and the trainer reads it in its main thread. So the work must grow linearly with the length
+of any text: the text is read line by line, and each regular expression here has one way to match at most.
+"""
+
+import keyword
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-_MARK = re.compile(r"^(?P<indent>[ \t]*)```[ \t]*(?P<language>[\w+-]*)[ \t]*\r?$|<(?P<closes>/?)think>", re.MULTILINE)
-_LANGUAGES = ("", "python", "py")
+_PYTHON = ("python", "py", "python3")
+_MARKS = ("```", "~~~", "think>", "<end_code>")
+_TAG = re.compile(r"<(/?)think>")
+_LABEL = re.compile(r"[\w+#-]*")
+_KEYWORDS = frozenset(keyword.kwlist + keyword.softkwlist)
+_TOKEN = re.compile(
+    r"""(?P<triple>'{3}|"{3})"""
+    r"""|(?P<string>'(?:[^'\\\n]|\\[\s\S])*+'?|"(?:[^"\\\n]|\\[\s\S])*+"?)"""
+    r"""|(?P<comment>\#[^\n]*+)|(?P<name>[^\W\d]\w*+)|\S"""
+)
+_STRING_END = {quotes: re.compile(rf"\\[\s\S]|{quotes}") for quotes in ("'''", '"""')}
+_LOOKAHEADS = 4
+"""How often in a turn a block may look for a later closing fence in vain. The bound keeps the work linear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,45 +31,236 @@ class Code:
     source: str
     spans: tuple[tuple[int, int], ...]
     """Half-open character ranges of the blocks."""
+    closed: bool = False
+    """Whether a block has its closing fence, and that fence does not stand in a string."""
 
 
-def extract_code(text: str) -> Code | None:
-    """Join the fenced blocks of a turn in order; `None` when there is nothing to run.
+@dataclass(frozen=True, slots=True)
+class _Fence:
+    """An opening fence."""
 
-    A block is opened by a line of three backticks with `python`, `py` or nothing behind them; a last block may be left
-    unclosed. Blocks of other languages are skipped, and so is what stands inside `<think>`, also where the generation
-    prompt opened it and the turn holds `</think>` alone. An indented fence takes its indent off its lines.
+    mark: str
+    """Its backticks or tildes."""
+    label: str
+    """The first word behind it, `""` for none."""
+    column: int
+    indent: int
+    """White space before a fence at the beginning of a line."""
+    behind_text: bool
+
+    @property
+    def is_python(self) -> bool:
+        return self.label in _PYTHON
+
+    @property
+    def may_be_prose(self) -> bool:
+        """Whether a labelled fence at the beginning of a later line shows that this one opened no block."""
+        return not self.label or self.behind_text
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    source: str
+    span: tuple[int, int]
+    is_labelled: bool
+    is_closed: bool
+
+
+def extract_code(text: str, *, first_block: bool = False) -> Code | None:
+    """Join the blocks of a turn that hold its code; `None` when there is nothing to run.
+
+    A block begins with a fence of at least three backticks or tildes. `python`, `py` or `python3` (in any case) behind
+    the fence label it as code; more words may follow. Text may stand before a labelled fence. A block without a label
+    counts only in a turn without labelled blocks, because a model shows imagined output like that. Blocks of other
+    languages and everything inside `<think>` are skipped; a turn with `</think>` alone began inside a thought.
+
+    A block ends at a fence that is at least as long as its own, alone on a line or at the end of a line of code, or at
+    `<end_code>`. A fence in a triple-quoted string does not end the block if the string and the block end later. A
+    last block may be left open. The indent of a block's fence is removed from its lines.
+
+    Args:
+        text: the turn.
+        first_block: whether only the first of the blocks is taken, as AppWorld's own agent does.
     """
-    blocks: list[tuple[str, tuple[int, int]]] = []
-    opened: re.Match | None = None
-    thinking = tagged = False
-    for mark in _MARK.finditer(text):
-        if mark["language"] is None:
-            if opened is None:
-                if mark["closes"] and not tagged:
-                    blocks.clear()
-                thinking, tagged = not mark["closes"], True
-        elif thinking:
-            continue
-        elif opened is None:
-            opened = mark
-        elif not mark["language"]:
-            _add_block(text, opened, mark.start() - 1, blocks)
-            opened = None
-    if opened is not None:
-        _add_block(text, opened, len(text), blocks)
-    if not blocks:
+    blocks = _find_blocks(text)
+    chosen = [block for block in blocks if block.is_labelled] or blocks
+    if first_block:
+        chosen = chosen[:1]
+    if not chosen:
         return None
-    return Code("\n".join(source for source, _ in blocks), tuple(span for _, span in blocks))
+    return Code(
+        source="\n".join(block.source for block in chosen),
+        spans=tuple(block.span for block in chosen),
+        closed=any(block.is_closed for block in blocks),
+    )
 
 
-def _add_block(text: str, opened: re.Match, end: int, blocks: list[tuple[str, tuple[int, int]]]) -> None:
-    """Add the block between an opening fence and the end of its last line, unless blank or of another language."""
-    start = opened.end() + 1
-    body = text[start : max(start, end)].removesuffix("\r")
-    if opened["language"].lower() not in _LANGUAGES or not body.strip():
-        return
-    source = body.replace("\r\n", "\n")
-    if opened["indent"]:
-        source = re.sub(rf"^[ \t]{{1,{len(opened['indent'])}}}", "", source, flags=re.MULTILINE)
-    blocks.append((source, (start, start + len(body))))
+def _find_blocks(text: str) -> list[_Block]:
+    """Return the blocks that are not blank, not of another language and not in a thought."""
+    lines = _marked_lines(text)
+    blocks: list[_Block] = []
+    thinking = tagged = False
+    lookaheads = _LOOKAHEADS
+    place = 0
+    while place < len(lines):
+        start, line = lines[place]
+        place += 1
+        fence = _opening(line)
+        for tag in _TAG.finditer(line, 0, fence.column if fence else len(line)):
+            if tag[1] and not tagged:
+                blocks.clear()
+            thinking, tagged = not tag[1], True
+        if fence is None or thinking:
+            continue
+        begin = min(len(text), start + len(line) + 1)
+        ending = _find_end(text, begin, lines, place, fence, may_look_ahead=lookaheads > 0)
+        lookaheads -= ending.looked_in_vain
+        place = ending.place
+        body = text[begin : max(begin, ending.position)].removesuffix("\r")
+        if body.strip() and not ending.interrupted and (fence.is_python or not fence.label):
+            span = (begin, begin + len(body))
+            blocks.append(_Block(_dedented(body, fence), span, fence.is_python, ending.closed))
+    return blocks
+
+
+def _marked_lines(text: str) -> list[tuple[int, str]]:
+    """Return position and text of the lines that may open or end a block or a thought."""
+    marked, start = [], 0
+    for line in text.split("\n"):
+        if any(mark in line for mark in _MARKS):
+            marked.append((start, line))
+        start += len(line) + 1
+    return marked
+
+
+def _trimmed(line: str) -> str:
+    """Remove white space and `<end_code>` from the end of a line."""
+    return line.rstrip().removesuffix("<end_code>").rstrip()
+
+
+def _opening(line: str) -> _Fence | None:
+    """Return the fence that the line opens a block with, if it does."""
+    line = _trimmed(line)
+    end = max(line.rfind("```"), line.rfind("~~~")) + 3
+    if end < 3:
+        return None
+    character = line[end - 1]
+    before, info = line[:end].rstrip(character), line[end:]
+    words = info.split(maxsplit=1)
+    label = _LABEL.match(words[0].lstrip("{."))[0].lower() or "?" if words else ""
+    is_one_word = len(words) == 1 and not info[0].isspace()
+    behind_text = bool(before.strip())
+    if character == "`" and "`" in info:  # inline code
+        return None
+    if behind_text and (character * 3 in before or not (label in _PYTHON or is_one_word)):
+        return None
+    if label and label not in _PYTHON and info[0].isspace() and len(words) > 1:  # a sentence that begins with a fence
+        return None
+    return _Fence(line[len(before) : end], label, len(before), 0 if behind_text else len(before), behind_text)
+
+
+def _code_length(line: str, fence: _Fence) -> int | None:
+    """Return the length of the code before the mark that may end the block on this line; `None` without a mark."""
+    trimmed = _trimmed(line)
+    code = trimmed.rstrip(fence.mark[0])
+    if len(trimmed) - len(code) >= len(fence.mark) and (fence.mark[0] == "`" or not code.strip()):
+        return len(code) if code.strip() else 0
+    if line.rstrip().endswith("<end_code>"):
+        return len(trimmed)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """Where a block ends."""
+
+    place: int
+    """The next marked line to read."""
+    position: int
+    """The end of the code in the text."""
+    closed: bool = False
+    interrupted: bool = False
+    """Whether a labelled block began before the block ended."""
+    looked_in_vain: bool = False
+
+
+def _find_end(
+    text: str, begin: int, lines: Sequence[tuple[int, str]], place: int, fence: _Fence, *, may_look_ahead: bool
+) -> _Ending:
+    """Find the end of the block whose code begins at `begin` and whose next marked line is `lines[place]`."""
+    lexer = _Lexer(text, begin) if may_look_ahead and (fence.is_python or not fence.label) else None
+    in_string: _Ending | None = None  # the first fence in a triple-quoted string
+    for number in range(place, len(lines)):
+        start, line = lines[number]
+        if fence.may_be_prose and (lexer is None or lexer.kind_at(start) != "triple"):
+            other = _opening(line)
+            if other is not None and other.is_python and not other.behind_text:
+                return _Ending(number, start, interrupted=True)
+        length = _code_length(line, fence)
+        if length is None:
+            continue
+        kind = lexer.kind_at(start + length) if lexer else "code"
+        if length == 0:
+            ending = _Ending(number + 1, start - 1, closed=True)
+            if kind == "triple":
+                in_string = in_string or _Ending(number + 1, start - 1, looked_in_vain=True)
+                continue
+        elif kind == "code":
+            ending = _Ending(number + 1, start + length, closed=True)
+        else:
+            continue
+        if in_string and lexer.last_prose > in_string.position:
+            return in_string
+        return ending
+    if in_string and (lexer.kind_at(len(text)) == "triple" or lexer.last_prose > in_string.position):
+        return in_string
+    return _Ending(len(lines), len(text))
+
+
+class _Lexer:
+    """Finds the strings and comments of Python code. It reads the text once, from `start` on."""
+
+    def __init__(self, text: str, start: int):
+        self._text = text
+        self._start = self._end = start
+        self._kind = "code"
+        self._word = ""  # the last name or string, `""` after any other token
+        self.last_prose = -1
+        """Where two words stood side by side that do so in no Python code, the last time."""
+
+    def kind_at(self, position: int) -> str:
+        """Return `"triple"`, `"string"`, `"comment"` or `"code"`; positions must not descend."""
+        while self._end <= position and self._end < len(self._text):
+            self._read_token()
+        return self._kind if self._start < position < self._end else "code"
+
+    def _read_token(self) -> None:
+        token = _TOKEN.search(self._text, self._end)
+        if token is None:
+            self._start = self._end = len(self._text)
+            return
+        kind, word = token.lastgroup or "code", token[0] if token.lastgroup in ("name", "string", "triple") else ""
+        is_beside = bool(word and self._word) and token.start() > self._end
+        if is_beside and not self._text[self._end : token.start()].strip(" \t") and not self._may_join(kind, word):
+            self.last_prose = token.start()
+        self._start, self._end, self._word = token.start(), token.end(), word
+        self._kind = "code" if kind == "name" else kind
+        if kind == "triple":
+            closing = next((end for end in _STRING_END[word].finditer(self._text, self._end) if end[0] == word), None)
+            self._end = closing.end() if closing else len(self._text) + 1
+
+    def _may_join(self, kind: str, word: str) -> bool:
+        """Whether Python code may have the last word and this one side by side."""
+        return word in _KEYWORDS or self._word in _KEYWORDS or (kind != "name" and self._word[0] in "'\"")
+
+
+def _dedented(body: str, fence: _Fence) -> str:
+    """Remove the indent of the fence from every line of a block; behind text, that of the block's first line."""
+    lines = body.replace("\r\n", "\n").split("\n")
+    first = next(line for line in lines if line.strip())
+    indent = len(first) - len(first.lstrip(" \t")) if fence.behind_text else fence.indent
+    return (
+        "\n".join(line[min(indent, len(line) - len(line.lstrip(" \t"))) :] for line in lines)
+        if indent
+        else "\n".join(lines)
+    )

@@ -1,14 +1,16 @@
 """The rollout loop: reset -> generate -> extract code -> step -> … -> score. This is the main path; read it first.
 
-Every live trajectory is an `_Attempt`. A round samples one turn for each attempt that is ready, runs the turns' code
-at the same time (one thread an episode; the episodes are processes of their own), and ends the attempts that are done.
-A world opens while the first turn is sampled, a waiting task is admitted as soon as an attempt ends, and a step that
-takes longer than `straggler_s` is left behind: the others go on without it. With `overlap` a round begins as soon as
-half of the live attempts are ready, so the code of one half runs while the turns of the other are sampled. A
-`StreamingGenerate` (vLLM) needs no rounds: each attempt's next turn is asked for as soon as its code has run.
+The loop keeps an `_Attempt` for every live trajectory. A round samples one turn for each attempt that is ready, runs
+the code of these turns at the same time (in one thread per episode; the episodes are separate processes), and ends the
+attempts that are done. A world opens while the attempt's first turn is sampled. A waiting task starts as soon as
+another attempt ends. A round does not wait for a step that takes longer than `straggler_s`. With `overlap`, a round
+begins as soon as half of the live attempts are ready, so the code of one half runs while the turns of the other half
+are sampled. With a `StreamingGenerate` (vLLM) there are no rounds: the loop requests an attempt's next turn as soon as
+its code has run.
 
-Two kinds of failure never mix. A step's `failure` is the agent's: data, it shapes the advantage. An `EnvironmentFault`
-is ours: the attempt starts again once on a fresh episode, and else its trajectory is unscorable.
+The loop keeps two kinds of failure apart. The `failure` of a step is the agent's: it is data and shapes the advantage.
+An `EnvironmentFault` is ours: the attempt starts once more on a fresh episode, and if that one breaks as well, the
+trajectory is unscorable.
 """
 
 import logging
@@ -16,14 +18,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from dataclasses import replace as _replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gvpo_trl.environments.base import Environment, Episode, Score, StepResult
 from gvpo_trl.failures import classify_step
 from gvpo_trl.faults import EnvironmentFault, EnvironmentsExhausted, GenerationFault
-from gvpo_trl.rollout.chat import Chat
+from gvpo_trl.rollout.chat import Chat, spelled_out
 from gvpo_trl.rollout.clock import Clock
 from gvpo_trl.rollout.code import extract_code
 from gvpo_trl.rollout.types import (
@@ -50,30 +51,31 @@ class Budgets:
     max_turn_length: int
     """Sampled tokens of one turn."""
     max_observation_length: int
-    """Tokens of one observation's text; a longer one loses its middle."""
+    """Tokens of one observation's text. The middle of a longer text is left out."""
     max_completion_length: int
-    """Everything after the prompt."""
+    """Tokens of everything after the prompt."""
     max_context_length: int | None = None
-    """Prompt and completion together; `None` for no limit."""
+    """Tokens of prompt and completion together; `None` sets no limit."""
     no_code_is_failure: bool = True
+    """Whether a turn without code counts as a failed step."""
     observation_template: str = OBSERVATION_TEMPLATE
-    """How an observation is written into the user message."""
+    """The user message that carries an observation, which replaces `{observation}` in it."""
     straggler_s: float = 2.0
-    """How long a round waits for its slowest step before it goes on without it."""
+    """Seconds that a round waits for its slowest step before it goes on without that step."""
     overlap: bool = False
     """Whether a round begins as soon as half of the live attempts are ready."""
     max_retries: int = 1
-    """Fresh starts of a trajectory whose environment was lost."""
+    """How often a trajectory starts again after its environment was lost."""
 
     def room(self, prompt_length: int) -> int:
-        """Tokens left for the completion after a prompt of that length."""
+        """Return the tokens left for the completion after a prompt of `prompt_length` tokens."""
         limit = self.max_completion_length
         return limit if self.max_context_length is None else min(limit, self.max_context_length - prompt_length)
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """A trajectory in the making. The futures are what others have in hand for it: the generator and its threads."""
+    """A trajectory that is not finished yet. Its futures are the work that the generator and the threads do for it."""
 
     row: int
     task_id: str
@@ -85,21 +87,24 @@ class _Attempt:
     ids: list[int] = field(default_factory=list)
     opening: Future[Episode] | None = None
     sampling: Future[Turn] | None = None
-    asked_at: float = 0.0
-    """`perf_counter` at which the turn was asked for."""
+    requested_at: float = 0.0
+    """The value of `perf_counter` when the turn was requested."""
     stepping: Future[StepResult] | None = None
     step_deadline: float = 0.0
-    """`perf_counter` at which a round stops waiting for the step."""
+    """The value of `perf_counter` after which a round does not wait for the step."""
     scoring: Future[Score] | None = None
     score: Score | None = None
     pending: Step | None = None
+    """The step whose code is running; its observation is not known yet."""
     stop: StopReason | None = None
 
     @property
-    def is_idle(self) -> bool:
+    def needs_turn(self) -> bool:
+        """Whether the next turn can be requested now."""
         return self.stop is None and self.sampling is None and self.stepping is None
 
     def restart(self, fault: EnvironmentFault) -> None:
+        """Forget every step, so that the attempt begins again with a fresh episode."""
         self.retries += 1
         self.fault = _describe(fault)
         self.steps, self.ids = [], list(self.prompt_ids)
@@ -127,26 +132,34 @@ class RolloutLoop:
         task_ids: Sequence[str],
         prompts: Sequence[list[dict[str, Any]]],
         generate: Generate | StreamingGenerate,
+        dates: Sequence[str | None] | None = None,
     ) -> list[Trajectory]:
-        """Attempt every row once and return its trajectory, in the order of the rows.
+        """Attempt every row's task once and return the trajectories in the order of the rows.
+
+        Args:
+            task_ids: one task per row.
+            prompts: one list of messages per row.
+            generate: samples the turns.
+            dates: one date per row in ISO format, which a chat template may write into the prompt; `None` if unknown.
 
         Raises:
-            ValueError: when a prompt leaves no room for a turn.
-            EnvironmentsExhausted: when the environment gave up for good. Every open episode is closed first.
+            ValueError: a prompt leaves no room for a turn.
+            EnvironmentsExhausted: the environment cannot open episodes any more. Every open episode is closed first.
         """
-        attempts = [self._attempt(row, *task) for row, task in enumerate(zip(task_ids, prompts, strict=True))]
+        tasks = zip(task_ids, prompts, dates or [None] * len(task_ids), strict=True)
+        attempts = [self._attempt(row, *task) for row, task in enumerate(tasks)]
         waiting, live = deque(attempts), []
-        stream = generate if isinstance(generate, StreamingGenerate) else _Rounds(generate)
+        stream = generate if isinstance(generate, StreamingGenerate) else _BatchStream(generate)
         with ThreadPoolExecutor(2 * self.environment.max_episodes, thread_name_prefix="episode") as self._pool:
             try:
                 while waiting or live:
                     while waiting and len(live) < self.environment.max_episodes:
                         live.append(waiting.popleft())
                     for attempt in live:
-                        if attempt.is_idle:
-                            self._ask(attempt, stream)
+                        if attempt.needs_turn:
+                            self._request_turn(attempt, stream)
                     busy = stream.advance()
-                    self._begin_steps(live)
+                    self._start_steps(live)
                     self._collect(live, busy, in_rounds=stream is not generate)
                     live = [attempt for attempt in live if attempt.stop is None or attempt.scoring is not None]
                 return [self._finish(attempt) for attempt in attempts]
@@ -154,8 +167,8 @@ class RolloutLoop:
                 for attempt in attempts:
                     _close(attempt)
 
-    def _attempt(self, row: int, task_id: str, messages: list[dict[str, Any]]) -> _Attempt:
-        prompt_ids = self.chat.prompt_ids(messages)
+    def _attempt(self, row: int, task_id: str, messages: list[dict[str, Any]], date: str | None) -> _Attempt:
+        prompt_ids = self.chat.prompt_ids(messages, date)
         if self.budgets.room(len(prompt_ids)) < 1:
             raise ValueError(
                 f"The prompt of task {task_id} has {len(prompt_ids)} tokens, which leaves no room in "
@@ -163,32 +176,32 @@ class RolloutLoop:
             )
         return _Attempt(row, task_id, messages, prompt_ids, ids=list(prompt_ids))
 
-    def _ask(self, attempt: _Attempt, stream: StreamingGenerate) -> None:
-        """Ask for the attempt's next turn."""
-        if attempt.opening is None:  # the world opens while the first turn is sampled
+    def _request_turn(self, attempt: _Attempt, stream: StreamingGenerate) -> None:
+        """Request the attempt's next turn, and open its world if it has none."""
+        if attempt.opening is None:
             attempt.opening = self._pool.submit(self._open, attempt.task_id)
-        attempt.asked_at = time.perf_counter()
+        attempt.requested_at = time.perf_counter()
         attempt.sampling = stream.submit(
             TurnRequest(trajectory=attempt.row, ids=attempt.ids, max_new_tokens=self._turn_length(attempt))
         )
 
-    def _begin_steps(self, live: list[_Attempt]) -> None:
-        """Hand the code of each turn that was sampled to the attempt's thread."""
+    def _start_steps(self, live: list[_Attempt]) -> None:
+        """Start to run the code of each turn that has been sampled."""
         for attempt in live:
             if attempt.sampling is None or not attempt.sampling.done():
                 continue
             future, attempt.sampling = attempt.sampling, None
-            self.clock.add("generate", attempt.asked_at)
+            self.clock.add("generate", attempt.requested_at)
             try:
                 turn = future.result()
             except GenerationFault as fault:
-                self._lose(attempt, fault)
+                self._retry_or_abandon(attempt, fault)
                 continue
             length = len(turn.ids)
             assert 0 < length <= self._turn_length(attempt), "a turn is never empty and never over its budget"
-            self._begin_step(attempt, turn, time.perf_counter() - attempt.asked_at)
+            self._start_step(attempt, turn, time.perf_counter() - attempt.requested_at)
 
-    def _begin_step(self, attempt: _Attempt, turn: Turn, seconds: float) -> None:
+    def _start_step(self, attempt: _Attempt, turn: Turn, seconds: float) -> None:
         text = turn.text if turn.text is not None else self.chat.text(turn.ids)
         code = extract_code(text)
         attempt.pending = Step(
@@ -207,12 +220,13 @@ class RolloutLoop:
         attempt.step_deadline = time.perf_counter() + self.budgets.straggler_s
 
     def _collect(self, live: list[_Attempt], busy: bool, in_rounds: bool) -> None:
-        """Take in what is done: scores, and steps; in rounds, wait for the next round's that are not yet late.
+        """Take in the steps and scores that are done.
 
         Args:
-            live: all attempts under way.
-            busy: whether the generator needs this thread, so that nothing is waited for.
-            in_rounds: whether turns are sampled in batches, which should be large.
+            live: all attempts that have not ended.
+            busy: whether the generator needs this thread; the call then returns at once.
+            in_rounds: whether turns are sampled in batches. Large batches are faster, so the call then waits for every
+                step that can still end before its deadline (with `overlap`, until half of the attempts are ready).
         """
         sampling = [attempt.sampling for attempt in live if attempt.sampling is not None]
         stepping = {attempt.stepping: attempt for attempt in live if attempt.stepping is not None}
@@ -237,7 +251,7 @@ class RolloutLoop:
         try:
             result = future.result()
         except EnvironmentFault as fault:
-            self._lose(attempt, fault)
+            self._retry_or_abandon(attempt, fault)
             return
         failure = classify_step(
             code=attempt.pending.code, verdict=result.failure, no_code_is_failure=self.budgets.no_code_is_failure
@@ -248,7 +262,7 @@ class RolloutLoop:
         attempt.stop = self._stop_reason(attempt, result, len(bridge_ids))
         last = attempt.stop is not None
         attempt.steps.append(
-            _replace(
+            replace(
                 attempt.pending,
                 bridge_ids=[] if last else bridge_ids,
                 observation=message,
@@ -268,7 +282,7 @@ class RolloutLoop:
         try:
             attempt.score = future.result()
         except EnvironmentFault as fault:
-            self._lose(attempt, fault)
+            self._retry_or_abandon(attempt, fault)
 
     def _stop_reason(self, attempt: _Attempt, result: StepResult, bridge_length: int) -> StopReason | None:
         if result.completed:
@@ -282,15 +296,15 @@ class RolloutLoop:
         return None
 
     def _turn_length(self, attempt: _Attempt) -> int:
-        """Tokens that the attempt's next turn may have."""
+        """Return the tokens that the attempt's next turn may have."""
         return min(self.budgets.max_turn_length, self._room(attempt))
 
     def _room(self, attempt: _Attempt) -> int:
-        """Tokens that the trajectory may still grow by."""
+        """Return the tokens that the trajectory may still grow by."""
         return self.budgets.room(len(attempt.prompt_ids)) - (len(attempt.ids) - len(attempt.prompt_ids))
 
-    def _lose(self, attempt: _Attempt, fault: EnvironmentFault) -> None:
-        """Start the attempt again on a fresh episode, or give its trajectory up as unscorable."""
+    def _retry_or_abandon(self, attempt: _Attempt, fault: EnvironmentFault) -> None:
+        """Start the attempt again on a fresh episode, or end its trajectory as unscorable."""
         if isinstance(fault, EnvironmentsExhausted):
             raise fault
         logger.warning("Task %s, attempt %d: %s", attempt.task_id, attempt.retries + 1, _describe(fault))
@@ -300,10 +314,10 @@ class RolloutLoop:
         else:
             attempt.fault = _describe(fault)
             attempt.stop = StopReason.ENVIRONMENT_LOST
-            if attempt.steps:  # a trajectory never ends on an observation
-                attempt.steps[-1] = _replace(attempt.steps[-1], bridge_ids=[])
+            if attempt.steps:  # A trajectory never ends on an observation.
+                attempt.steps[-1] = replace(attempt.steps[-1], bridge_ids=[])
 
-    # What an attempt's thread does
+    # The following methods run in the threads of the pool.
 
     def _open(self, task_id: str) -> Episode:
         with self.clock.running("environment"):
@@ -317,7 +331,8 @@ class RolloutLoop:
         started = time.perf_counter()
         with self.clock.running("environment"):
             result = episode.step(code)
-        return _replace(result, seconds=time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return replace(result, api_calls=tuple(map(spelled_out, result.api_calls)), seconds=seconds)
 
     def _score(self, episode: Episode) -> Score:
         started = time.perf_counter()
@@ -326,7 +341,8 @@ class RolloutLoop:
                 score = episode.score()
             finally:
                 _close_episode(episode)
-        return _replace(score, seconds=time.perf_counter() - started)
+        passed, failed = (tuple(map(spelled_out, texts)) for texts in (score.passed, score.failed))
+        return replace(score, passed=passed, failed=failed, seconds=time.perf_counter() - started)
 
     def _finish(self, attempt: _Attempt) -> Trajectory:
         opened = attempt.opening is not None and attempt.opening.exception() is None
@@ -344,27 +360,28 @@ class RolloutLoop:
         )
 
 
-class _Rounds:
-    """A `Generate` as a `StreamingGenerate`: `advance` samples all that was asked for, in one batch."""
+class _BatchStream:
+    """Makes a `StreamingGenerate` of a `Generate`: `advance` samples all requested turns in one batch."""
 
     def __init__(self, generate: Generate):
         self._generate = generate
-        self._asked: list[tuple[TurnRequest, Future[Turn]]] = []
+        self._requested: list[tuple[TurnRequest, Future[Turn]]] = []
 
     def submit(self, request: TurnRequest) -> Future[Turn]:
-        self._asked.append((request, Future()))
-        return self._asked[-1][1]
+        self._requested.append((request, Future()))
+        return self._requested[-1][1]
 
     def advance(self) -> bool:
-        if self._asked:
-            turns = self._generate([request for request, _ in self._asked])
-            for (_, future), turn in zip(self._asked, turns, strict=True):
+        if self._requested:
+            turns = self._generate([request for request, _ in self._requested])
+            for (_, future), turn in zip(self._requested, turns, strict=True):
                 future.set_result(turn)
-            self._asked = []
+            self._requested = []
         return False
 
 
 def _close(attempt: _Attempt) -> None:
+    """Close the attempt's episode, if one is open or opening."""
     if attempt.opening is not None and (attempt.opening.cancel() or attempt.opening.exception() is not None):
         return
     if attempt.opening is not None:
@@ -372,7 +389,7 @@ def _close(attempt: _Attempt) -> None:
 
 
 def _close_episode(episode: Episode) -> None:
-    """Close an episode; one that cannot be closed costs neither its score nor the others their closing."""
+    """Close an episode. A fault while closing is only logged, so that the score is kept and other episodes close."""
     try:
         episode.close()
     except EnvironmentFault as fault:
@@ -380,4 +397,4 @@ def _close_episode(episode: Episode) -> None:
 
 
 def _describe(fault: EnvironmentFault) -> str:
-    return f"{fault.boundary}: {fault}"
+    return spelled_out(f"{fault.boundary}: {fault}")

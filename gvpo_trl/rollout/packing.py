@@ -1,12 +1,12 @@
-"""Trajectories to the rows that TRL trains on. Lists of integers in, lists of integers out.
+"""Packs a trajectory into the row that TRL trains on.
 
     completion_ids  turn 1 | bridge 1 | turn 2 | bridge 2 | … | turn n
     env_mask           1   |    0     |    1   |    0     |   |    1
     failed_mask     1 on the sampled tokens of failed steps
 
-A bridge is everything between two turns that the model did not sample: a closing end-of-turn token that it left out,
-the template's tokens, the observation. The last step's bridge is never part of a row, because TRL takes a last token
-that is no end-of-turn token for a truncated completion.
+A bridge is everything between two turns that the model did not sample: an end-of-turn token that the model left out,
+the template's tokens and the observation. A row never holds the bridge of the last step, because TRL regards a
+completion as truncated if its last token is not an end-of-sequence token.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from gvpo_trl.rollout.types import Step, Trajectory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedRow:
-    """One row of the batch; all lists but `prompt_ids` have one length T >= 1."""
+    """One row of the batch. All lists but `prompt_ids` have the same length T >= 1."""
 
     prompt_ids: list[int]
     """(P,)"""
@@ -25,19 +25,19 @@ class PackedRow:
     env_mask: list[int]
     """(T,) 1 where the model sampled the token."""
     failed_mask: list[int]
-    """(T,) 1 on the shaped tokens of failed steps, a subset of `env_mask`."""
+    """(T,) 1 on the tokens of failed steps that the shaping applies to, a subset of `env_mask`."""
     logprobs: list[float] | None
-    """(T,) log-probabilities when sampled, 0.0 elsewhere; `None` when a turn has none."""
+    """(T,) log-probabilities of sampled tokens, 0.0 elsewhere; `None` when a turn has none."""
 
 
 def pack(trajectory: Trajectory, *, filler_id: int, failure_span: str = "turn", masked: bool = False) -> PackedRow:
-    """Lay a trajectory out as one row.
+    """Pack a trajectory into one row.
 
     Args:
-        trajectory: what the loop returned.
-        filler_id: the single, fully masked token of a trajectory without a turn (TRL cannot take an empty completion).
-        failure_span: "turn" marks every sampled token of a failed step, "code" only those that hold its code.
-        masked: leave the whole row out of the loss (`mask_truncated_completions`).
+        trajectory: the trajectory, as the loop returned it.
+        filler_id: the only token, with mask 0, of a trajectory without turns (TRL fails on an empty completion).
+        failure_span: "turn" marks every sampled token of a failed step, "code" only the tokens that hold its code.
+        masked: whether the whole row is left out of the loss (`mask_truncated_completions`).
     """
     ids: list[int] = []
     env_mask: list[int] = []
@@ -63,6 +63,7 @@ def pack(trajectory: Trajectory, *, filler_id: int, failure_span: str = "turn", 
 
 
 def _failed(step: Step, failure_span: str) -> list[int]:
+    """Return the `failed_mask` (t,) of a step's sampled tokens."""
     if step.failure is None:
         return [0] * len(step.action_ids)
     if failure_span == "turn":

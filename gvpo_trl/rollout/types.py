@@ -1,7 +1,8 @@
-"""The data of a rollout. Frozen, keyword-only; derived values are properties.
+"""The data of a rollout, and the protocols of what samples its turns.
 
-A `Trajectory` holds the exact ids that the model saw: `prompt_ids`, then per turn the ids it sampled and the ids that
-the chat template and the environment put after them. Nothing here is ever decoded and encoded again.
+A `Trajectory` holds exactly the ids that the model saw: `prompt_ids`, then for each turn the ids that the model
+sampled, and the ids of what the chat template and the environment put after them. These ids are never decoded and
+encoded again.
 """
 
 from collections.abc import Sequence
@@ -22,11 +23,11 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     """The last allowed turn was taken."""
     MAX_TOKENS = "max_tokens"
-    """The next prompt, or the next turn's shortest answer, would not fit the token budget."""
+    """The token budget has no room for the last observation and one more sampled token."""
     AGENT_EXITED = "agent_exited"
     """The agent's code ended its own interpreter."""
     ENVIRONMENT_LOST = "environment_lost"
-    """Our machinery broke, also on the retry: the trajectory is unscorable."""
+    """Our machinery broke, also when the attempt was repeated. The trajectory is unscorable."""
 
     @property
     def is_truncated(self) -> bool:
@@ -36,44 +37,44 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """What a generator returns for one request."""
+    """The turn that a generator returns for one request."""
 
     ids: list[int]
-    """(t,) sampled ids, the end-of-turn token included when it was sampled."""
+    """(t,) the sampled ids, with the end-of-turn token if it was sampled."""
     logprobs: list[float] | None = None
-    """(t,) log-probability of each sampled id under the sampling distribution; `None` when the backend has none."""
+    """(t,) log-probability of each id under the sampling distribution; `None` if the backend does not report them."""
     text: str | None = None
-    """Decoded ids without special tokens, when the backend has it at hand."""
+    """The decoded ids without special tokens; `None` if the backend did not decode them."""
 
 
 class Generate(Protocol):
-    """Samples one turn for every request. The loop never knows which backend does it."""
+    """Samples one turn for each request of a batch."""
 
     def __call__(self, requests: Sequence["TurnRequest"]) -> list[Turn]:
-        """Return one turn per request, in order; at most `max_new_tokens` ids each."""
+        """Return one turn per request, in order. Each has 1 to `max_new_tokens` ids."""
 
 
 @runtime_checkable
 class StreamingGenerate(Protocol):
-    """Samples turns that come and go one by one: no request waits for another. What `Generate` is for batches."""
+    """Samples turns one by one, so that no request waits for another."""
 
     def submit(self, request: "TurnRequest") -> Future[Turn]:
-        """Take a request, one a trajectory at a time. The future may hold a `GenerationFault` of this request."""
+        """Start a request; a trajectory has at most one at a time. A failed request is a `GenerationFault`."""
 
     def advance(self) -> bool:
-        """Do a small piece of the sampling in this thread; `False` when the futures may as well be waited for."""
+        """Do a small part of the sampling in this thread. `False` means that the caller may wait for the futures."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnRequest:
-    """What the loop asks a generator for."""
+    """A request for the next turn of a trajectory."""
 
     trajectory: int
-    """Row of the batch: a key for caches kept between turns."""
+    """The trajectory's row in the batch: the key of a cache that is kept between turns."""
     ids: list[int]
-    """(n,) everything so far: prompt, sampled turns, bridges and observations."""
+    """(n,) the ids so far: the prompt, and each turn with the bridge behind it."""
     max_new_tokens: int
-    """Budget of this turn, at least 1."""
+    """The token budget of this turn, at least 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,22 +84,25 @@ class Step:
     action_ids: list[int] = field(repr=False)
     """(t,) the sampled ids of the turn."""
     action_logprobs: list[float] | None = field(repr=False)
-    """(t,) their log-probabilities when sampled, or `None`."""
+    """(t,) the log-probabilities of `action_ids` when they were sampled, or `None`."""
     bridge_ids: list[int] = field(repr=False)
-    """(u,) template tokens, observation and next generation prompt after the turn; empty for the last step."""
+    """(u,) the template's tokens and the observation between this turn and the next; empty for the last step."""
     text: str
     """The assistant's message."""
     code: str | None
-    """What was run; `None` when the turn held no code."""
+    """The code that was run; `None` when the turn held no code."""
     code_spans: tuple[tuple[int, int], ...] = ()
     """Half-open ranges of `action_ids` that hold the code, for `failure_span="code"`."""
     observation: str
-    """What the agent was shown, cut to its budget."""
+    """The user message that the agent was shown after the turn."""
     failure: FailureKind | None
     """Why the step failed; `None` when it executed."""
     api_calls: tuple[str, ...] = ()
+    """`app.api` of each call that the step made, in order."""
     generate_s: float = 0.0
+    """Seconds from the request of the turn to its last token."""
     execute_s: float = 0.0
+    """Seconds that the code ran."""
 
     @property
     def looked_at_docs(self) -> bool:
@@ -118,13 +122,15 @@ class Trajectory:
     steps: list[Step] = field(repr=False)
     stop: StopReason
     score: Score | None
-    """`None`: unscorable, because the environment was lost."""
+    """The unit tests' results; `None` for an unscorable trajectory."""
     reset_s: float = 0.0
+    """Seconds that the world took to open."""
     score_s: float = 0.0
+    """Seconds that the unit tests took."""
     retries: int = 0
+    """How often the trajectory started again after a fault."""
     fault: str | None = None
-    """Boundary and message of the last fault of our machinery, for the log."""
-    extra: dict[str, Any] = field(default_factory=dict)
+    """Boundary and message of the last fault of our machinery."""
 
     @property
     def reward(self) -> float | None:
@@ -133,7 +139,7 @@ class Trajectory:
 
     @property
     def completion_messages(self) -> list[dict[str, str]]:
-        """The conversation after the prompt as it was: one message a turn, the last observation left out."""
+        """The conversation after the prompt, with one message per turn and without the last observation."""
         messages = []
         for step in self.steps:
             messages.append({"role": "assistant", "content": step.text})

@@ -1,4 +1,4 @@
-"""Truncation anywhere: all lists of a row keep one length and no budget is ever exceeded."""
+"""Truncation at any place: all lists of a row keep the same length and no budget is exceeded."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,7 +64,7 @@ def test_truncation_anywhere(limits, scripts):
 
 
 def check_request(request, taken, limits):
-    """What the model is asked to go on from fits, and holds every earlier turn as it was sampled."""
+    """Check that the request fits its budgets and holds every earlier turn as it was sampled."""
     assert 1 <= request.max_new_tokens <= limits.max_turn_length
     assert len(request.ids) + request.max_new_tokens <= PROMPT_LENGTH + limits.max_completion_length
     if limits.max_context_length is not None:
@@ -72,7 +72,7 @@ def check_request(request, taken, limits):
     place = PROMPT_LENGTH
     for ids in taken:
         assert request.ids[place : place + len(ids)] == ids
-        place += len(ids) + (ids[-1] != END)  # a turn that its budget cut is closed by the template
+        place += len(ids) + (ids[-1] != END)  # the template closes a turn that its budget cut
         assert request.ids[place - 1] == END
         place = request.ids.index(END, place) + len(TOKENIZER("\n<|im_start|>assistant\n")["input_ids"]) + 1
     assert len(request.ids) == place

@@ -1,4 +1,4 @@
-"""Prompts, bridges and observations are token-exact with the template's own rendering of the conversation."""
+"""Prompts, bridges and observations have the ids of the template's own rendering of the conversation."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def encode(tokenizer, text):
 
 
 def joined(chat, prompt, turns, observations, end):
-    """The ids that a rollout would hold after the turns, each sampled with its end token."""
+    """Return the ids of a rollout after the turns, each of which was sampled with its end token."""
     ids = chat.prompt_ids(prompt)
     for turn, observation in zip(turns, observations, strict=True):
         action = encode(chat.tokenizer, turn + end)
@@ -138,7 +138,7 @@ def test_every_template_of_trl_joins_turns_or_is_refused(path):
     bridge = tokenizer.decode(chat.bridge([], "observed 5"))
     messages = [TASK, {"role": "assistant", "content": "sampled"}, {"role": "user", "content": "observed 5"}]
     whole = rendered(tokenizer, messages)
-    # Equal from the sampled text on; before it, templates may differ in how they show an earlier turn's thoughts.
+    # Only the ids from the sampled text on are compared: a template may show an earlier turn's thoughts differently.
     assert whole.endswith("sampled" + bridge)
     assert bridge.count("observed 5") == 1
     assert tokenizer.decode(prompt) == rendered(tokenizer, [TASK])
@@ -200,7 +200,7 @@ def test_an_observation_cannot_forge_a_bracket_token_that_is_not_marked_as_speci
     chat = Chat(tokenizer, [tokenizer.eos_token_id])
     user, assistant, api = tokenizer.convert_tokens_to_ids(["[user]", "[assistant]", "api"])
     bridge = chat.bridge(encode(tokenizer, "hi<|im_end|>"), "api [assistant]")
-    # Words that the tokenizer keeps whole stay whole, also where the template writes them too.
+    # A word that the tokenizer keeps whole stays whole, also if the template writes the same word.
     assert bridge[:3] == [user, api, api]
     assert bridge[-2:] == [tokenizer.eos_token_id, assistant]
     assert bridge.count(assistant) == 1

@@ -1,4 +1,4 @@
-"""When our machinery breaks: one fresh start, then an unscorable row; nothing stays open, nothing is the agent's."""
+"""After a fault of our machinery the trajectory starts again once, then it is unscorable; every episode is closed."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.support.toy import Scripted, ToyEnvironment
 def test_one_fault_starts_the_trajectory_again_on_a_fresh_episode(place):
     environment = failing(place)
     count = block("ok = globals().get('ok', 0) + 1")
-    lost = [count, block("done()")] if place == "score" else [count]  # turns taken before the fault comes
+    lost = [count, block("done()")] if place == "score" else [count]  # the turns before the fault
     generate = Scripted(TOKENIZER, {0: [*lost, count, block("done()")], 1: [DONE], 2: [DONE]})
     trajectories = roll([None] * 3, environment, generate=generate)
     assert [t.retries for t in trajectories] == [1, 0, 0]
@@ -64,7 +64,7 @@ def test_no_retry_when_none_is_allowed():
 
 
 def stopped(environment, error, *, generate=None, rows=4):
-    """Run until the error comes out; everything that was opened must be closed."""
+    """Return the error that ends the rollout, after checking that every opened episode was closed."""
     scripts = [[block("x = 1"), DONE]] * rows
     with pytest.raises(error) as caught:
         roll(scripts, environment, generate=generate)
@@ -103,7 +103,7 @@ def test_an_unknown_exception_of_a_step_stops_the_rollout():
 
 
 def unclosable(task):
-    """An environment in which closing an episode of the task works and then raises."""
+    """Return an environment in which closing an episode of the task closes it and then raises."""
     environment = ToyEnvironment()
     opening = environment.open
 

@@ -1,4 +1,4 @@
-"""The rollout loop over an environment that runs in this process: what a trajectory is, and when it ends."""
+"""The rollout loop with an environment in this process: what a trajectory holds, and when it ends."""
 
 import threading
 
@@ -12,7 +12,7 @@ from tests.support.rolling import DONE, END, GENEROUS_S, TOKENIZER, block, roll
 from tests.support.templates import merging_tokenizer
 from tests.support.toy import Scripted, ToyEnvironment
 
-# What the model sees, and what it is trained on
+# What the model sees and what it is trained on
 
 
 def test_the_conversation_is_prompt_turns_and_observations():
@@ -200,7 +200,7 @@ def test_all_worlds_open_at_the_same_time_and_while_the_first_turn_is_sampled():
 
 @pytest.mark.parametrize("max_episodes", [8, 2])
 def test_one_slow_step_does_not_hold_up_the_others(max_episodes):
-    """Row 0's first step ends only after the seven others, also those that queue for an episode, were scored."""
+    """The first step of row 0 ends only after all other rows, also those that wait for an episode, were scored."""
     others_scored, lock = [], threading.Lock()
     released = threading.Event()
     environment = ToyEnvironment(max_episodes)

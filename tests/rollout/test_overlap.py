@@ -1,7 +1,6 @@
-"""While the code of one half runs, the other half is sampled; what the trajectories hold does not change."""
+"""Overlap: the code of one half runs while the other half is sampled, and the trajectories stay the same."""
 
 import threading
-import time
 
 import pytest
 
@@ -26,7 +25,7 @@ class Gated(ToyEnvironment):
 
 
 class Opening(Scripted):
-    """Opens the gate at the n-th call, when the slow steps are under way."""
+    """Opens the gate at the n-th call, after the slow steps have begun."""
 
     def __init__(self, turns, environment, at):
         super().__init__(TOKENIZER, turns)
@@ -48,7 +47,7 @@ def test_a_half_is_sampled_while_the_code_of_the_other_runs():
     generate = Opening(dict(enumerate(SCRIPTS)), environment, at=1)
     trajectories = roll(SCRIPTS, environment, generate, overlap=True, straggler_s=GENEROUS_S)
     rows = [sorted(request.trajectory for request in call) for call in generate.calls]
-    assert rows[:2] == [[0, 1, 2, 3], [0, 1]]  # the second call would never come in lockstep
+    assert rows[:2] == [[0, 1, 2, 3], [0, 1]]  # in lockstep the second call would never come
     assert [len(trajectory.steps) for trajectory in trajectories] == [3, 3, 3, 3]
 
 
@@ -96,29 +95,26 @@ def test_a_straggler_does_not_hold_up_its_half():
     assert all(3 not in [request.trajectory for request in call] for call in generate.calls[1:3])
 
 
-def test_the_clock_tells_how_long_both_went_on_at_once():
-    clock = Clock()
-    both, ended = threading.Barrier(2), threading.Event()
+def test_the_clock_measures_how_long_both_ran_at_the_same_time():
+    time = iter([0.0, 1.0, 4.0, 9.0])
+    clock = Clock(now=lambda: next(time))
+    with clock.running("environment"), clock.running("generate"):
+        pass
+    assert (clock.generate_s, clock.overlap_s, clock.reset_wait_s) == (3.0, 3.0, 0.0)
 
-    def environment():
-        with clock.running("environment"):
-            both.wait(GENEROUS_S)
-            assert ended.wait(GENEROUS_S)
 
-    thread = threading.Thread(target=environment)
-    thread.start()
-    both.wait(GENEROUS_S)
-    with clock.running("generate"):
-        time.sleep(0.05)
-    ended.set()
-    thread.join()
-    with clock.running("generate"):
-        time.sleep(0.05)
-    assert 0.05 <= clock.overlap_s < clock.generate_s
-    assert clock.generate_s >= 0.1
+def test_the_clock_measures_a_block_that_raises():
+    time = iter([1.0, 3.0])
+    clock = Clock(now=lambda: next(time))
+    with pytest.raises(ZeroDivisionError), clock.running("reset"):
+        1 / 0  # noqa: B018
+    assert clock.reset_wait_s == 2.0
 
 
 def test_overlapping_spans_of_environments_count_once():
-    clock = Clock()
-    clock._spans = {"generate": [(0.0, 4.0)], "environment": [(1.0, 2.0), (1.0, 3.0), (3.5, 9.0)]}
+    now = 0.0
+    clock = Clock(now=lambda: now)
+    spans = [("generate", 0.0, 4.0), ("environment", 1.0, 2.0), ("environment", 1.0, 3.0), ("environment", 3.5, 9.0)]
+    for what, start, now in spans:  # noqa: B007
+        clock.add(what, start)
     assert (clock.generate_s, clock.overlap_s) == (4.0, 2.5)

@@ -1,4 +1,4 @@
-"""Trajectories to rows, with literal integers and no model."""
+"""Packing of trajectories into rows, with literal integers and no model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A generator that takes requests one by one: nobody waits for the slowest turn or the slowest interpreter."""
+"""With a streaming generator no trajectory waits for the slowest turn or the slowest interpreter of another."""
 
 import threading
 
@@ -37,7 +37,7 @@ def test_the_slowest_interpreter_holds_nobody_up():
     submit = generate.submit
 
     def counting(request):
-        if [asked.trajectory for asked in generate.asked].count(3) == 2:  # row 3 takes its last turn
+        if [asked.trajectory for asked in generate.asked].count(3) == 2:  # the turn is row 3's last one
             gate.set()
         return submit(request)
 
@@ -46,11 +46,11 @@ def test_the_slowest_interpreter_holds_nobody_up():
     rows = [request.trajectory for request in generate.asked]
     assert rows.count(2) == 3
     assert 2 not in rows[4 : rows.index(2, 4)]
-    assert rows.index(2, 4) >= 4 + 2  # the others had gone on before its first code had run
+    assert rows.index(2, 4) >= 4 + 2  # the others went on before its first code had run
 
 
 def test_the_slowest_turn_holds_nobody_up():
-    def first(flying):  # row 1's turns end when nothing else is left
+    def first(flying):  # The turns of row 1 end after all others.
         others = [place for place, request in enumerate(flying) if request.trajectory != 1]
         if others:
             return others[0]

@@ -1,4 +1,4 @@
-"""Tokenizers with the chat formats of model families, over one token a byte."""
+"""Tokenizers with the chat formats of model families and one token per byte."""
 
 from pathlib import Path
 
@@ -13,13 +13,36 @@ ENDS = dict.fromkeys(("qwen2", "qwen2.5", "qwen3", "smollm2"), "<|im_end|>") | {
 """The end-of-turn token of each template in `tests/templates`."""
 
 
+class CountingTokenizer:
+    """Passes everything on to a tokenizer and counts what it had to encode and decode."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast):
+        self._tokenizer = tokenizer
+        self.encoded = 0
+        """Characters that were encoded."""
+        self.decoded = 0
+        """Ids that were decoded."""
+
+    def __getattr__(self, name: str):
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, text, **kwargs):
+        self.encoded += len(text) if isinstance(text, str) else sum(map(len, text))
+        return self._tokenizer(text, **kwargs)
+
+    def decode(self, ids, **kwargs) -> str:
+        self.decoded += len(ids)
+        return self._tokenizer.decode(ids, **kwargs)
+
+
 def with_special(tokenizer: PreTrainedTokenizerFast, *tokens: str) -> PreTrainedTokenizerFast:
+    """Add special tokens to a tokenizer and return it."""
     tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
     return tokenizer
 
 
 def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of a template in `tests/templates`, its eos the end-of-turn token."""
+    """Return a tokenizer with a template of `tests/templates`, whose end-of-turn token is the eos token."""
     tokenizer = tiny_tokenizer((FOLDER / f"{name}.jinja").read_text(encoding="utf-8"), extra=("<think>", "</think>"))
     if name == "llama3":
         with_special(tokenizer, *LLAMA_TOKENS)
@@ -29,7 +52,7 @@ def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
-    """In SentencePiece's manner: `▁` for a space, one token a printable ASCII character, bytes for the rest."""
+    """Return a tokenizer like SentencePiece's: `▁` for a space, a token per ASCII character, else a token per byte."""
     words = [*SPECIAL, "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
     backend = Tokenizer(
         models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[], byte_fallback=True, unk_token="<unk>")
@@ -45,7 +68,7 @@ def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def merging_tokenizer(*merges: tuple[str, str]) -> PreTrainedTokenizerFast:
-    """ChatML over one token a byte and one for each merge, in order."""
+    """Return a ChatML tokenizer with one token per byte and one per merge, in order."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*SPECIAL, *alphabet, *(left + right for left, right in merges)]
     backend = Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=list(merges)))
