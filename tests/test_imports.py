@@ -67,7 +67,7 @@ RULES = {
     "environments.appworld.engine": rule("environments.appworld.wire", "sandbox", libraries=APPWORLD),
     "pocket": rule(libraries=APPWORLD),
     # Around it, what knows the model's libraries, then TRL.
-    "generation": rule(*CORE, "rollout", libraries=MODEL),
+    "generation": rule(*CORE, "rollout", libraries={*MODEL, "vllm"}),
     "training": rule(*CORE, "rollout", libraries=MODEL),
     "reporting": rule(*CORE, "rollout", "training", libraries={"numpy", "matplotlib", "rich", "jinja2"}),
     "config": rule("objective", libraries={"trl"}),
@@ -76,7 +76,7 @@ RULES = {
         libraries={*MODEL, "trl"},
     ),
     # The outermost circle.
-    "evaluation": rule("trainer", "rollout", "training"),
+    "evaluation": rule("trainer", "rollout", "training", libraries={"accelerate"}),
     "cli": rule(
         *(*CORE, "config", "trainer", "evaluation", "reporting", "rollout", "environments", "sandbox", "__init__"),
         libraries={*MODEL, "trl", "peft", "datasets", "yaml", "packaging"},

@@ -1,4 +1,7 @@
-"""The command line. Nothing heavy is imported before a command needs it, so `--help` and `doctor` answer at once."""
+"""The entry point of the command line.
+
+Each command imports its libraries in the function that runs it, so `--help` and `doctor` answer at once.
+"""
 
 import argparse
 import os
@@ -30,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gvpo-trl: error: {_brief(error)}", file=sys.stderr)
         return 2
     except EnvironmentFault as error:
-        # Not the user's doing, but no traceback of ours explains it better than the boundary and its message.
+        # The user did not cause this, but the fault's boundary and message say more than a traceback would.
         if debug:
             traceback.print_exc()
         print(f"gvpo-trl: the environment failed ({error.boundary}): {error}", file=sys.stderr)
@@ -48,7 +51,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _brief(error: Exception) -> str:
-    """At most two lines of an error: where it names its cause at the end, as quoted output does, that line stays."""
+    """Return at most two lines of an error: its first line, and its last one, where quoted output names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return "\n".join(lines if len(lines) <= 2 else [lines[0], lines[-1]])
 
@@ -68,7 +71,7 @@ def _build_parser() -> argparse.ArgumentParser:
     ):
         commands.add_parser(name, help=text, add_help=False)
     _add_view(commands)
-    doctor = commands.add_parser("doctor", help="what is there, and what to type for what is missing")
+    doctor = commands.add_parser("doctor", help="list what is installed, and what to type for what is missing")
     doctor.set_defaults(run=_doctor)
     _add_appworld(commands)
     return parser
@@ -82,13 +85,14 @@ def _add_view(commands: argparse._SubParsersAction) -> None:
     view.add_argument("--mode", choices=("train", "eval"), help="only what was sampled to train, or to evaluate")
     view.add_argument("--failed", action="store_true", help="only trajectories with a failed step")
     view.add_argument("--last", type=int, default=1, metavar="N", help="show so many in full (default: %(default)s)")
+    view.add_argument("--figure", metavar="FILE", help="draw the run's curves into this image instead")
     view.set_defaults(run=_view)
 
 
 def _add_appworld(commands: argparse._SubParsersAction) -> None:
-    appworld = commands.add_parser("appworld", help="AppWorld's own environment and the small data set made here")
+    appworld = commands.add_parser("appworld", help="set up AppWorld, make the small data set, check both")
     actions = appworld.add_subparsers(title="actions", required=True, metavar="ACTION")
-    venv_help = "AppWorld's virtual environment; without it GVPO_APPWORLD_VENV, then the user's cache"
+    venv_help = "AppWorld's virtual environment (default: GVPO_APPWORLD_VENV, then the user's cache)"
     setup = actions.add_parser("setup", help="make AppWorld's virtual environment, or check the one that is there")
     setup.add_argument("--venv", metavar="DIR", help=venv_help)
     setup.set_defaults(run=_appworld_setup)
@@ -97,8 +101,8 @@ def _add_appworld(commands: argparse._SubParsersAction) -> None:
     pocket.add_argument("--seed", type=int, default=0, help="the same seed gives the same data (default: %(default)s)")
     pocket.add_argument("--venv", metavar="DIR", help=venv_help)
     pocket.set_defaults(run=_appworld_pocket)
-    check = actions.add_parser("check", help="import AppWorld in its environment, and try a data root")
-    check.add_argument("--root", metavar="DIR", help="data root to try: a world is opened, runs code and is evaluated")
+    check = actions.add_parser("check", help="import AppWorld in its environment, and test a data root")
+    check.add_argument("--root", metavar="DIR", help="data root to test: one world is opened, used and evaluated")
     check.add_argument("--venv", metavar="DIR", help=venv_help)
     check.set_defaults(run=_appworld_check)
 
@@ -123,6 +127,8 @@ def _run_configured(command: str, argv: list[str]) -> int:
 
 
 def _view(arguments: argparse.Namespace) -> int:
+    if arguments.figure is not None:
+        return _draw(arguments.directory, arguments.figure)
     from gvpo_trl.reporting.viewer import view
 
     filters = {"step": arguments.step, "mode": arguments.mode, "failed": arguments.failed, "last": arguments.last}
@@ -133,6 +139,16 @@ def _view(arguments: argparse.Namespace) -> int:
             print(line)
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
+        raise CommandError(error) from error
+    return 0
+
+
+def _draw(run: str, file: str) -> int:
+    from gvpo_trl.reporting.plots import plot_run, read_history
+
+    try:
+        print(f"figure in {plot_run(read_history(run), file, title=run)}")
     except (ValueError, OSError) as error:
         raise CommandError(error) from error
     return 0

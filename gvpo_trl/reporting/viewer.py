@@ -1,4 +1,4 @@
-"""`gvpo-trl view RUN`: a run's trajectories as plain text, which `less` and `grep` can work on."""
+"""Shows a run's trajectories as plain text for `gvpo-trl view RUN`, so that `less` and `grep` can work on them."""
 
 import textwrap
 from collections import deque
@@ -10,12 +10,12 @@ from typing import Any
 from gvpo_trl.reporting.traces import read_traces
 
 WIDTH = 100
-"""Columns of the rules between messages; long lines of code and observations are left as they are."""
+"""Columns of the rules between messages and of test requirements; code and observations are not wrapped."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Summary:
-    """What the trajectories of one training step have in common."""
+    """Figures of the trajectories that were sampled at one training step, in one mode."""
 
     mode: str
     step: int
@@ -26,7 +26,7 @@ class Summary:
     failed_turns: int = 0
 
     def add(self, trace: dict[str, Any]) -> None:
-        """Count one more trajectory."""
+        """Add one trajectory to the figures."""
         self.trajectories += 1
         self.turns += len(trace["steps"])
         self.failed_turns += sum(step["failure"] is not None for step in trace["steps"])
@@ -54,19 +54,21 @@ def view(
     failed: bool = False,
     last: int = 1,
 ) -> Iterator[str]:
-    """Yield a table of the run, a line per step and mode, and then the last trajectories of what was asked for.
+    """Yield a table of the run, with a line per step and mode, and then the last trajectories in full.
+
+    The filters apply to the table and to the trajectories.
 
     Args:
         run: `output_dir` of a run.
-        task_id: only attempts at this task.
-        step: only what was sampled at this training step.
-        mode: only `"train"` or `"eval"`.
-        failed: only trajectories with a failed step.
-        last: how many trajectories to show in full.
+        task_id: show only attempts at this task.
+        step: show only what was sampled at this training step.
+        mode: show only `"train"` or `"eval"`.
+        failed: show only trajectories with a failed step.
+        last: number of trajectories to show in full.
 
     Raises:
         FileNotFoundError: the run holds no trajectories.
-        ValueError: none of them is what was asked for.
+        ValueError: no trajectory passes the filters.
     """
     summaries: dict[tuple[str, int], Summary] = {}
     shown: deque[dict[str, Any]] = deque(maxlen=last)
@@ -89,7 +91,7 @@ def view(
 
 
 def render(trace: dict[str, Any]) -> Iterable[str]:
-    """The lines of one trajectory: its prompt, each turn with its verdict and observation, and the unit tests."""
+    """Yield the lines of one trajectory: its prompt, each turn with verdict and observation, and the unit tests."""
     reward = "unscorable" if trace["reward"] is None else f"reward {trace['reward']:.3f}"
     title = f"{trace['task_id']}  {trace['mode']} step {trace['step']}  {reward}  stopped: {trace['stop']}"
     yield title
