@@ -87,7 +87,7 @@ class ScriptArguments:
     )
     isolation: str | None = field(
         default=None,
-        metadata={"help": "Agent code runs in a restricted interpreter (split, the default) or the world's (process)."},
+        metadata={"help": "Run agent code in a restricted process (split, default), or beside the world (process)."},
     )
     require_sandbox: bool = field(
         default=False, metadata={"help": "Refuse to run if the kernel cannot restrict agent code in full."}

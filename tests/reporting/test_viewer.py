@@ -1,4 +1,4 @@
-"""`gvpo-trl view`: the table, the filters, and one trajectory in full."""
+"""`gvpo-trl view` shows a table of the run, filters it, and shows trajectories in full."""
 
 import json
 import subprocess
