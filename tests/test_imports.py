@@ -52,15 +52,16 @@ RULES = {
     "faults": rule(),
     "rewards": rule("environments.base"),
     # The rollout and the environments import no library.
-    "rollout": rule(*CORE, "environments.base"),
+    "rollout": rule(*CORE, "environments.base", "reporting.text"),
     "environments": rule(*CORE),
     "environments.appworld": rule(
-        *CORE,
+        *(*CORE, "reporting.text"),
         *("environments.base", "environments.appworld.wire", "environments.appworld.http"),
         *("environments.appworld.engine", "pocket.generator"),  # only for the names of the programs that it starts
         libraries={"datasets"},
     ),
-    "environments.appworld.http": rule(*CORE, "environments.base", *HELPERS),
+    "environments.appworld.http": rule(*CORE, "environments.base", "reporting.text", *HELPERS),
+    "reporting.text": rule(),
     "sandbox": rule(),
     # AppWorld's own Python runs these folders; the trainer's process runs some of them as well.
     "environments.appworld.wire": rule(),
@@ -69,7 +70,7 @@ RULES = {
     # These modules import the model's libraries, and the last two of them TRL.
     "generation": rule(*CORE, "rollout", libraries={*MODEL, "vllm"}),
     "training": rule(*CORE, "rollout", libraries=MODEL),
-    "reporting": rule(*CORE, "rollout", "training", libraries={"numpy", "matplotlib", "rich", "jinja2"}),
+    "reporting": rule(*CORE, "rollout", "reporting.text", libraries={"matplotlib"}),
     "config": rule("objective", libraries={"trl"}),
     "trainer": rule(
         *("config", "objective", "rewards", "rollout", "generation", "training", "reporting"),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from gvpo_trl import __version__
 from gvpo_trl.cli.errors import CommandError
 from gvpo_trl.faults import EnvironmentFault, SetupError
+from gvpo_trl.reporting.text import printable
 
 _EPILOG = """\
 `train` and `evaluate` take every field of the configuration file as --field value; `gvpo-trl train --help` lists them.
@@ -28,15 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(argv)
     except (CommandError, SetupError) as error:
-        if debug:
-            traceback.print_exc()
-        print(f"gvpo-trl: error: {_brief(error)}", file=sys.stderr)
+        _report(f"error: {_brief(error)}", debug)
         return 2
     except EnvironmentFault as error:
         # The user did not cause this, but the fault's boundary and message say more than a traceback would.
-        if debug:
-            traceback.print_exc()
-        print(f"gvpo-trl: the environment failed ({error.boundary}): {error}", file=sys.stderr)
+        _report(f"the environment failed ({error.boundary}): {error}", debug)
         return 1
     except KeyboardInterrupt:
         print("gvpo-trl: interrupted", file=sys.stderr)
@@ -50,9 +47,16 @@ def _dispatch(argv: list[str]) -> int:
     return arguments.run(arguments)
 
 
+def _report(message: str, debug: bool) -> None:
+    """Print an error, which may quote an agent's text, with its traceback if the user debugs."""
+    if debug:
+        print(printable(traceback.format_exc()), end="", file=sys.stderr)
+    print(f"gvpo-trl: {printable(message)}", file=sys.stderr)
+
+
 def _brief(error: Exception) -> str:
     """Return at most two lines of an error: its first line, and its last one, where quoted output names the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
     return "\n".join(lines if len(lines) <= 2 else [lines[0], lines[-1]])
 
 
@@ -134,6 +138,8 @@ def _view(arguments: argparse.Namespace) -> int:
     filters = {"step": arguments.step, "mode": arguments.mode, "failed": arguments.failed, "last": arguments.last}
     if arguments.last < 0:
         raise CommandError(f"--last {arguments.last} must be at least 0")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack an agent's characters
     try:
         for line in view(arguments.directory, task_id=arguments.task, **filters):
             print(line)
@@ -158,7 +164,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from gvpo_trl.cli.doctor import examine, render
 
     findings = examine()
-    print(render(findings))
+    print(printable(render(findings)))
     return 1 if any(finding.blocks for finding in findings) else 0
 
 

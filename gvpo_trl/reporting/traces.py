@@ -95,6 +95,8 @@ def read_traces(run: Path) -> Iterator[dict[str, Any]]:
         with file.open("rb") as lines:
             for line in lines:
                 try:
-                    yield json.loads(line)
-                except ValueError:  # the line is not JSON, or not even text
+                    trace = json.loads(line)
+                except (ValueError, RecursionError):  # the line is not JSON, not even text, or nested without end
                     continue
+                if isinstance(trace, dict):
+                    yield trace
