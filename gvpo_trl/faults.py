@@ -4,11 +4,17 @@ The rollout loop catches `EnvironmentFault`, retries the trajectory once on a fr
 unscorable: the agent never sees these texts and no advantage is shaped by them.
 """
 
+from gvpo_trl.reporting.text import printable
+
 
 class EnvironmentFault(Exception):
     """Our side broke. `boundary` names where, for the log and the metric."""
 
     boundary = "environment"
+
+    def __str__(self) -> str:
+        """Return the message with control characters escaped: it may quote what an agent or a server wrote."""
+        return printable(super().__str__())
 
 
 class HostFault(EnvironmentFault):

@@ -49,10 +49,10 @@ RULES = {
     # These modules hold the method and the two kinds of failure.
     "objective": rule(libraries={"torch"}),
     "failures": rule(),
-    "faults": rule(),
+    "faults": rule("reporting.text"),
     "rewards": rule("environments.base"),
     # The rollout and the environments import no library.
-    "rollout": rule(*CORE, "environments.base", "reporting.text"),
+    "rollout": rule(*CORE, "environments.base"),
     "environments": rule(*CORE),
     "environments.appworld": rule(
         *(*CORE, "reporting.text"),
@@ -192,6 +192,9 @@ def test_arrows(path):
         ("rollout/loop", "from gvpo_trl.trainer import GVPOTrainer", "rollout may import of this package"),
         ("rollout/a_new_file", "def f():\n    from trl import GRPOTrainer", "standard library: nothing"),
         ("reporting/plots", "import matplotlib.pyplot as plt", "inside the function"),
+        ("generation/vllm", "import vllm", "inside the function"),
+        ("evaluation", "from trl import GRPOTrainer", "standard library: accelerate"),
+        ("reporting/text", "from gvpo_trl.faults import SetupError", "may import of this package: nothing"),
         ("environments/appworld/client", "def f():\n    import appworld", "standard library: datasets"),
         ("environments/appworld/engine/worlds/host", "from gvpo_trl.failures import FailureKind", "wire, sandbox"),
         ("environments/appworld/engine/a_new_file", "import torch", "IPython, anyio, appworld"),

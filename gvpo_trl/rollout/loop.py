@@ -23,7 +23,6 @@ from typing import Any
 from gvpo_trl.environments.base import Environment, Episode, Score, StepResult
 from gvpo_trl.failures import classify_step
 from gvpo_trl.faults import EnvironmentFault, EnvironmentsExhausted, GenerationFault
-from gvpo_trl.reporting.text import printable_line
 from gvpo_trl.rollout.chat import Chat
 from gvpo_trl.rollout.clock import Clock
 from gvpo_trl.rollout.code import extract_code
@@ -381,4 +380,4 @@ def _close_episode(episode: Episode) -> None:
 
 
 def _describe(fault: EnvironmentFault) -> str:
-    return printable_line(f"{fault.boundary}: {fault}")
+    return f"{fault.boundary}: {fault}"

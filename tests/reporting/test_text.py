@@ -1,14 +1,16 @@
 """Characters that a terminal obeys are shown instead, in the viewer, in errors and in the log."""
 
 import logging
+import traceback
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trl.trainer.utils import print_prompt_completions_sample
 
 from gvpo_trl.cli import main as cli
-from gvpo_trl.faults import EnvironmentFault, SetupError
+from gvpo_trl.faults import EnvironmentFault, EpisodeFault, SetupError
 from gvpo_trl.reporting.text import printable, printable_line, printable_values
 from tests.support.operations import count
 from tests.support.rolling import DONE, roll
@@ -76,6 +78,15 @@ def test_messages_are_escaped_where_they_hold_text():
     ]
 
 
+@pytest.mark.parametrize(("text", "shown"), ESCAPES.values(), ids=ESCAPES)
+def test_trls_table_of_completions_shows_escaped_messages(text, shown, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    messages = printable_values([[{"role": "user", "content": text}]])
+    print_prompt_completions_sample(messages, messages, {"reward": [1.0]}, [0.0], step=1)
+    out = capsys.readouterr().out
+    assert is_shown(out) and out.count(shown) == 2
+
+
 @pytest.mark.parametrize("unit", ["\x1b", "\u202e", "\ud83d", "é", " ", "\r\n", "\\", "\x1b[2J "])
 def test_twice_the_text_takes_at_most_twice_the_operations(unit):
     once, twice = (count(printable, unit * length) for length in (2000, 4000))
@@ -95,11 +106,14 @@ def test_an_error_of_a_command_that_quotes_an_agent(fault, arguments, monkeypatc
     assert r"\x1b]52;c;" in error and r"its cause: \x1b[31mred" in error
 
 
-def test_a_fault_in_the_log_of_a_rollout(caplog):
-    def lose(number, place):
-        raise EnvironmentFault("\x1b[2Jgone\nTask 7, attempt 1: forged")
+def test_a_fault_in_a_traceback_and_in_the_log_of_a_rollout(caplog):
+    text = "".join(text for text, _ in ESCAPES.values())
 
+    def lose(number, place):
+        raise EpisodeFault(f"gone:\n{text}")
+
+    assert is_shown("".join(traceback.format_exception_only(EpisodeFault(text))))
     with caplog.at_level(logging.WARNING):
         (trajectory,) = roll([[DONE]], ToyEnvironment(faults=lose))
-    assert len(caplog.messages) == 2 and all(is_shown(message, kept="") for message in caplog.messages)
-    assert trajectory.fault == r"environment: \x1b[2Jgone\nTask 7, attempt 1: forged"
+    assert len(caplog.messages) == 2 and all(map(is_shown, caplog.messages))
+    assert trajectory.fault == f"episode: gone:\n{printable(text)}"

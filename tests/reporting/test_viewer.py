@@ -133,6 +133,12 @@ def test_a_line_that_is_no_trace_does_not_end_the_viewer(tmp_path, line):
     assert sum(line.startswith(("a_1 ", "b_1 ")) for line in lines) == 2
 
 
+def test_a_word_longer_than_the_screen_is_not_cut():
+    word = "a" * 1000
+    lines = list(render(trace(failed=[f"the title is {word}"])))
+    assert lines[-1] == f"FAIL  the title is\n      {word}"
+
+
 @pytest.mark.parametrize("unit", ["a", " ", "\t", "\n", "-", "a-", "!--", "\x1b", "\u202e", "\\", "`", "word "])
 def test_twice_the_text_takes_at_most_twice_the_operations(unit):
     once, twice = (count(list, render(hostile(unit * length))) for length in (3000, 6000))
