@@ -67,7 +67,7 @@ RULES = {
     "environments.appworld.wire": rule(),
     "environments.appworld.engine": rule("environments.appworld.wire", "sandbox", libraries=APPWORLD),
     "pocket": rule(libraries=APPWORLD),
-    # These modules import the model's libraries, and the last two of them TRL.
+    # These modules import the libraries of models and figures, and the last two of them TRL.
     "generation": rule(*CORE, "rollout", libraries={*MODEL, "vllm"}),
     "training": rule(*CORE, "rollout", libraries=MODEL),
     "reporting": rule(*CORE, "rollout", "reporting.text", libraries={"matplotlib"}),

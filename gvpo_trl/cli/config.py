@@ -1,4 +1,4 @@
-"""Reads configuration files and their overrides with TRL's `TrlParser`, and refuses keys that the parser ignores."""
+"""Reads configuration files and their overrides with TRL's `TrlParser`, and refuses keys that it does not know."""
 
 import argparse
 import difflib

@@ -143,7 +143,7 @@ def _view(arguments: argparse.Namespace) -> int:
     try:
         for line in view(arguments.directory, task_id=arguments.task, **filters):
             print(line)
-    except BrokenPipeError:  # `| head`
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         raise CommandError(error) from error
