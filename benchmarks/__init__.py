@@ -1,1 +1,1 @@
-"""Measurements; each is a command: `python -m benchmarks.NAME`."""
+"""The measurements of this project. Each module is a command: `python -m benchmarks.NAME`."""

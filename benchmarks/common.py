@@ -1,4 +1,4 @@
-"""What the benchmarks share: models with random weights, interleaved timing, and JSON on the last line."""
+"""Helpers of the benchmarks: models with random weights, interleaved timing, and JSON on the last line."""
 
 import json
 import statistics
@@ -14,7 +14,7 @@ PAD, END = 0, 2
 
 
 def random_qwen2(vocab_size: int, *, layers: int, hidden: int, heads: int, intermediate: int) -> Qwen2ForCausalLM:
-    """A Qwen2 in float32 with random weights and two key-value heads, the same at every call."""
+    """Make a Qwen2 in float32 with random weights and two key-value heads; every call gives the same weights."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=vocab_size,
@@ -33,9 +33,9 @@ def random_qwen2(vocab_size: int, *, layers: int, hidden: int, heads: int, inter
 
 
 def interleaved(ways: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Seconds of each way in each repeat, and what it returned last.
+    """Run each way in each repeat; return the seconds of each run, and each way's last result.
 
-    The ways take turns, another one beginning each time, so that a machine that slows down slows all of them.
+    The ways take turns, and each repeat begins with another way, so a machine that slows down slows all of them.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     returned: dict[str, Any] = {}
@@ -49,12 +49,12 @@ def interleaved(ways: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[
 
 
 def ratio(above: list[float], below: list[float]) -> float:
-    """The median over the repeats of one way's time divided by the other's in the same repeat."""
+    """Divide one way's time by the other's in each repeat, and return the median of these ratios."""
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
 def finish(result: dict[str, Any]) -> None:
-    """Print the result as the last line, three digits behind the point."""
+    """Print the result as the last line, with numbers rounded to three decimal places."""
     print(json.dumps(_rounded(result)), flush=True)
 
 

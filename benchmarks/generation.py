@@ -1,7 +1,7 @@
-"""Turns with the key-value cache kept, against reading the history again each turn: `python -m benchmarks.generation`.
+"""Compares turns with a kept key-value cache to turns that read the history again: `python -m benchmarks.generation`.
 
-Both sample the same conversations greedily with one model, a Qwen2 with random weights. TRL's way is TRL's own
-`_generate_single_turn`, which its tool loop calls once a turn with the whole history.
+Both ways sample the same conversations greedily with the same model, a Qwen2 with random weights. The other way is
+TRL's own `_generate_single_turn`, which TRL's tool loop calls in each turn with the whole history.
 """
 
 import argparse
@@ -27,12 +27,12 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--prompt", type=int, default=800, help="tokens of the prompt")
-    parser.add_argument("--observation", type=int, default=60, help="tokens between two turns")
-    parser.add_argument("--new-tokens", type=int, nargs="+", default=[25, 100], help="sampled tokens of a turn")
+    parser.add_argument("--prompt", type=int, default=800, help="number of tokens of the prompt")
+    parser.add_argument("--observation", type=int, default=60, help="number of tokens between two turns")
+    parser.add_argument("--new-tokens", type=int, nargs="+", default=[25, 100], help="sampled tokens of each turn")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--hidden", type=int, default=768, help="a multiple of 64; 768 makes about 100 M parameters")
+    parser.add_argument("--hidden", type=int, default=768, help="a multiple of 64; 768 gives about 100 M parameters")
     parser.add_argument("--vocab", type=int, default=32768)
     parser.add_argument("--repeats", type=int, default=3)
     return parser.parse_args()

@@ -1,10 +1,11 @@
-"""Whole rollouts against TRL's tool loop: `python -m benchmarks.rollouts --root DIR` (`gvpo-trl appworld pocket`).
+"""Compares whole rollouts here with TRL's tool loop: `python -m benchmarks.rollouts --root DIR`.
 
-Both sides run `_generate_and_score_completions` on the same tasks: worlds opened, turns sampled, code run, unit tests
-run. TRL's side is its own `environment_factory` loop with one tool, `execute(code)`; ours is `MultiTurnRollout`. The
-model has the quickstart's shape and random weights. What it samples is put in its mouth, so that both sides run the
-same code in the same worlds, in turns of the same number of tokens: each statement of a task's solution is a turn. TRL
-samples one more turn a trajectory, a single end-of-turn token, because its loop ends on a turn without a tool call.
+`gvpo-trl appworld pocket --root DIR` makes the data. Both sides run `_generate_and_score_completions` on the same
+tasks: they open worlds, sample turns, run the code and the unit tests. TRL's side is its own `environment_factory`
+loop with one tool, `execute(code)`; ours is `MultiTurnRollout`. The model has the quickstart's shape and random
+weights. A logits processor dictates the sampled tokens, so both sides run the same code in the same worlds, in turns
+of the same number of tokens: each statement of a task's solution is a turn. TRL samples one more turn per trajectory,
+a single end-of-turn token, because its loop ends on a turn without a tool call.
 """
 
 import argparse
@@ -46,11 +47,11 @@ TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""The quickstart's template with tool calls. It lists no tools, so that the prompt is the same on both sides."""
+"""The quickstart's template with tool calls. It does not list the tools, so the prompt is the same on both sides."""
 
 
 class ScriptedModel(Qwen2ForCausalLM):
-    """Runs every forward, and samples what `script(ids)` says comes after a row's ids."""
+    """A model that runs every forward pass but samples the tokens that `script(ids)` gives for a row's ids."""
 
     script = None
 
@@ -77,11 +78,11 @@ class _Forced(LogitsProcessor):
 
 
 class Turns:
-    """The turns of every task, as token ids, in TRL's format or in ours; turns of both have one length."""
+    """The turns of every task as token ids, in TRL's format and in ours; a turn has the same length in both."""
 
     def __init__(self, root: Path, task_ids: Sequence[str], tokenizer: PreTrainedTokenizerFast):
         self.tokenizer = tokenizer
-        self.prompt_ends = 2  # system and user
+        self.prompt_ends = 2  # end-of-turn tokens of a prompt: the system's and the user's message
         codes = {task_id: _codes(root, task_id) for task_id in task_ids}
         self.count = {task_id: len(turns) for task_id, turns in codes.items()}
         self._ids = {
@@ -90,7 +91,7 @@ class Turns:
         }
 
     def script(self, tools: bool):
-        """Next turn's ids from a row's ids, in the format asked for."""
+        """Return a function that gives the ids of the next turn for a row's ids."""
         return functools.partial(self._next, tools)
 
     def _encode(self, code: str, tools: bool) -> list[int]:
@@ -117,7 +118,7 @@ def _codes(root: Path, task_id: str) -> list[str]:
 
 
 class Slow:
-    """Environments whose steps take `delay_s` longer, as those of a remote server do."""
+    """Environments whose steps take `delay_s` longer, as with a remote server."""
 
     def __init__(self, environments: AppWorldEnvironments):
         self.environments = environments
@@ -126,7 +127,7 @@ class Slow:
         self.steps = 0
 
     def open(self, task_id: str) -> Any:
-        """An episode whose steps are delayed."""
+        """Open an episode whose steps are delayed."""
         episode = self.environments.open(task_id)
         step = episode.step
 
@@ -145,7 +146,7 @@ class Slow:
 
 def _tool(environments: Slow, chat: Chat) -> type:
     class Tool:
-        """What TRL makes one of for each row of a batch."""
+        """The environment that TRL makes for each row of a batch."""
 
         def reset(self, task_id: str, **_: Any) -> None:
             self._episode = environments.open(task_id)
@@ -171,7 +172,7 @@ def _tool(environments: Slow, chat: Chat) -> type:
 
 
 def _score(environments: list[Any], **_: Any) -> list[float]:
-    """Rewards of TRL's side, side by side as a careful user would compute them."""
+    """Compute the rewards of TRL's side at the same time, as a careful user would."""
     with ThreadPoolExecutor(len(environments)) as pool:
         return list(pool.map(lambda environment: environment._score(), environments))
 
@@ -208,11 +209,11 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, required=True, help="data root of the pocket tasks")
-    parser.add_argument("--venv", type=Path, help="AppWorld's virtual environment, where it is not the default one")
+    parser.add_argument("--venv", type=Path, help="AppWorld's virtual environment, if it is not the default one")
     parser.add_argument("--prompt", default="react", help="system prompt of load_tasks")
     parser.add_argument("--tasks", type=int, default=2)
-    parser.add_argument("--samples", type=int, default=8, help="trajectories of a task")
-    parser.add_argument("--delay", type=float, default=0.2, help="seconds that a slow environment's step takes longer")
+    parser.add_argument("--samples", type=int, default=8, help="trajectories per task")
+    parser.add_argument("--delay", type=float, default=0.2, help="seconds that a slow environment adds to each step")
     parser.add_argument("--repeats", type=int, default=3)
     return parser.parse_args()
 
@@ -234,7 +235,7 @@ def _measure(options: argparse.Namespace, environments: Slow, trainers: dict, in
         assert len(batch["completion_ids"]) == len(inputs)
 
     ways = {name: functools.partial(run, trainer) for name, trainer in trainers.items()}
-    interleaved(ways, 1)  # hosts and caches get warm
+    interleaved(ways, 1)  # starts the hosts and fills the caches
     seconds, _ = interleaved(ways, options.repeats)
     assert len(set(steps)) == len(set(rewards)) == 1, f"both run the same code: {steps} steps, rewards {rewards}"
     return seconds

@@ -1,11 +1,11 @@
-"""Does the shaping help? GVPO against the same without it, over seeds, each with its own best learning rate.
+"""Compares GVPO with the same training without shaping, over seeds, each arm with its own best learning rate.
 
     python -m benchmarks.shaping --seeds 5 --rates 2e-4 4e-4 --jobs 2
 
-Both arms are `gvpo-trl train --config recipes/quickstart/config.yaml`; one of them has `--shaping none`, which is GRPO
-without division by the standard deviation. The learning rate is chosen for each arm on `dev`, with seeds of its own,
-by TGC; the report is of `test_normal`, `--samples` attempts a task. A run that is there is not run again, so the
-command can be stopped and continued. The last line is JSON.
+Both arms run `gvpo-trl train --config recipes/quickstart/config.yaml`. One of them has `--shaping none`, which is GRPO
+without division by the standard deviation. Each arm takes the learning rate with the best TGC on `dev`, measured with
+seeds that no reported run uses. The report gives figures on `test_normal`, with `--samples` attempts per task. A run
+whose report exists is not repeated, so the command can be stopped and continued. The last line is JSON.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from pathlib import Path
 ARMS = {"gvpo": "multiplicative", "grpo_without_std": "none"}
 FIGURES = ("tgc", "sgc", "reward", "failed_step_share", "docs_step_share", "turns_per_task")
 SELECTION_SEEDS = 1000
-"""Added to the seeds that choose a learning rate, so that no reported run had a part in the choice."""
+"""Offset of the seeds that choose a learning rate, so that no reported run had a part in the choice."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training and its evaluation."""
+    """One training run and its evaluation."""
 
     arm: str
     rate: str
@@ -38,12 +38,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Folder of the run."""
+        """Name of the run's folder."""
         return f"{self.arm}-lr{self.rate}-seed{self.seed}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the benchmark and return its exit code."""
     options = parse(arguments)
     choices = {
         arm: {
@@ -71,13 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line; what it does not know goes to every training."""
+    """Read the command line; options that it does not know go to every training and evaluation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5, help="reported runs of each arm (default: %(default)s)")
-    parser.add_argument("--selection-seeds", type=int, default=1, help="runs a learning rate (default: %(default)s)")
+    parser.add_argument("--selection-seeds", type=int, default=1, help="runs per learning rate (default: %(default)s)")
     parser.add_argument("--rates", nargs="+", default=["2e-4", "4e-4"], help="learning rates to choose from")
     parser.add_argument("--samples", type=int, default=4, help="attempts at each held-out task (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="number of runs at a time (default: %(default)s)")
     parser.add_argument("--config", default="recipes/quickstart/config.yaml")
     parser.add_argument("--output", type=Path, default=Path("runs/shaping"))
     options, options.overrides = parser.parse_known_args(arguments)
@@ -85,16 +85,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def execute(runs: Sequence[Run], options: argparse.Namespace) -> dict[Run, dict[str, float]]:
-    """Train and evaluate what is not there yet, several at a time."""
+    """Run each training and evaluation that has no report yet, several at a time."""
     with ThreadPoolExecutor(options.jobs) as pool:
         return dict(zip(runs, pool.map(lambda run: train_and_evaluate(run, options), runs), strict=True))
 
 
 def train_and_evaluate(run: Run, options: argparse.Namespace) -> dict[str, float]:
-    """The report of a run.
+    """Return the report of a run, which trains and evaluates if the report does not exist.
 
     Raises:
-        SystemExit: a command failed; its log is named.
+        SystemExit: a command failed; the message names its log.
     """
     folder = options.output / run.name
     report = folder / f"{run.split}-{run.samples}.json"
@@ -113,7 +113,7 @@ def train_and_evaluate(run: Run, options: argparse.Namespace) -> dict[str, float
 
 
 def command(arguments: Sequence[str], folder: Path) -> None:
-    """Run one command of the package, its output in the run's log."""
+    """Run one command of the package and append its output to the run's log."""
     log = folder / "log.txt"
     with log.open("a") as output:
         status = subprocess.run(
@@ -130,7 +130,7 @@ def command(arguments: Sequence[str], folder: Path) -> None:
 def summarize(
     finals: dict[str, list[Run]], reports: dict[Run, dict[str, float]], chosen: dict[str, str]
 ) -> dict[str, dict]:
-    """Mean and standard error over seeds for each arm, and of the difference seed by seed."""
+    """Return mean and standard error over the seeds, for each arm and for the difference of the arms seed by seed."""
     values = {
         arm: {figure: [reports[run][figure] for run in runs] for figure in FIGURES} for arm, runs in finals.items()
     }
@@ -150,12 +150,12 @@ def summarize(
 
 
 def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean, to three digits."""
+    """Return the arithmetic mean, rounded to three decimal places."""
     return round(statistics.fmean(values), 3)
 
 
 def mean_and_error(values: Sequence[float]) -> list[float]:
-    """Mean and standard error of the mean."""
+    """Return the mean and its standard error."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else float("nan")
     return [mean(values), round(error, 3)]
 

@@ -1,9 +1,9 @@
-"""`GVPOTrainer`'s training step against stock `GRPOTrainer`'s on the same batch: `python -m benchmarks.train_step`.
+"""Compares the training step of `GVPOTrainer` with stock `GRPOTrainer`'s: `python -m benchmarks.train_step`.
 
-Both run `compute_loss` and backward on the same ids, masks and advantages, in turn, with a model of random weights.
-TRL gets one advantage a row, ours one a token. By default no row has advantages that are all 0, so no row is left out;
-`--tied` is the share of rows that have. On a GPU memory is the device's peak; elsewhere it is the peak of what torch's
-profiler sees allocated and not yet freed.
+Both run `compute_loss` and the backward pass on the same ids, masks and advantages, in turn, on a model with random
+weights. TRL gets one advantage per row, `GVPOTrainer` one per token. `--tied` is the share of rows whose advantages
+are all 0, which the training step may leave out; by default there are none. On a GPU, memory is the device's peak;
+elsewhere, it is the peak of what torch's profiler has seen allocated and not yet freed.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> None:
         return run
 
     steps = {name: step(name) for name in trainers}
-    interleaved(steps, 1)  # warm
+    interleaved(steps, 1)  # fills the caches
     seconds, _ = interleaved(steps, options.repeats)
     memory = {name: _peak_bytes(run) for name, run in steps.items()}
     gradients = [torch.cat([p.grad.flatten() for p in trainer.model.parameters()]) for trainer in trainers.values()]
@@ -69,8 +69,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=200)
     parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--turn", type=int, default=40, help="sampled tokens of a turn")
-    parser.add_argument("--observation", type=int, default=80, help="tokens after a turn that were not sampled")
+    parser.add_argument("--turn", type=int, default=40, help="sampled tokens of each turn")
+    parser.add_argument("--observation", type=int, default=80, help="tokens after each turn that are not sampled")
     parser.add_argument("--tied", type=float, default=0.0, help="share of rows whose advantages are all 0")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=256, help="a multiple of 64")

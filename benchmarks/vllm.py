@@ -1,9 +1,9 @@
-"""vLLM's engine loop against lockstep: `python -m benchmarks.vllm` (in `make test-vllm`'s environment).
+"""Compares turns that vLLM's engine samples one by one with turns in lockstep: `python -m benchmarks.vllm`.
 
-Both ways run the same rollouts: `RolloutLoop` over one colocated engine, greedy turns whose lengths are drawn
-beforehand, in episodes that only take time. An interpreter's times are log-normal with a median of 30 ms, and 5 % of
-them are 2 s. Lockstep is `LLM.generate` on the turns of all live trajectories, then a wait for the slowest step. The
-prefix cache is emptied before each run.
+It runs in the environment of `make test-vllm`. Both ways run the same rollouts: `RolloutLoop` over one colocated
+engine, greedy turns whose lengths are drawn beforehand, and episodes that only take time. The times of an interpreter
+are log-normal with a median of 30 ms, and 5 % of them are 2 s. Lockstep is `LLM.generate` on the turns of all live
+trajectories, then a wait for the slowest step. The prefix cache is emptied before each run.
 """
 
 import argparse
@@ -29,7 +29,7 @@ CODE = "```python\nstep\n```"
 
 
 class _Times:
-    """Interpreter times and turn lengths by (row, turn), the same at every run."""
+    """The interpreter times and turn lengths by (row, turn), which are the same in every run."""
 
     def __init__(self, rows: int, turns: int, new_tokens: int):
         draw = random.Random(0)
@@ -41,7 +41,7 @@ class _Times:
 
 
 class _SlowEnvironment:
-    """Episodes whose steps only take their time."""
+    """An environment whose steps only take time."""
 
     def __init__(self, rows: int, times: _Times):
         self.max_episodes, self.times = rows, times
@@ -71,7 +71,7 @@ class _SlowEpisode:
 
 
 class _Sampling:
-    """Greedy settings; the n-th request of a row has the length drawn for its n-th turn."""
+    """Greedy sampling settings; the n-th request of a row has the length that was drawn for its n-th turn."""
 
     def __init__(self, times: _Times):
         self._times, self._turn = times, {}
@@ -83,7 +83,7 @@ class _Sampling:
 
 
 class _Coded:
-    """A streaming generator whose turns have code in their text, so that each one runs a step."""
+    """A streaming generator that puts code into the text of each turn, so that each turn runs a step."""
 
     def __init__(self, turns: StreamingGenerate):
         self.advance = turns.advance
@@ -97,7 +97,7 @@ class _Coded:
 
 
 def lockstep(llm: Any, sampling: _Sampling) -> Generate:
-    """A `Generate` that waits for the longest turn of a batch."""
+    """Make a `Generate` that waits for the longest turn of a batch."""
     from vllm import SamplingParams
 
     def generate(requests: list[TurnRequest]) -> list[Turn]:
@@ -120,7 +120,7 @@ def lockstep(llm: Any, sampling: _Sampling) -> Generate:
 
 
 def make_engine(tokenizer: Any, context: int) -> Any:
-    """A colocated engine as TRL makes it, with a small random model."""
+    """Make a colocated engine as TRL does, with a small random model."""
     from vllm import LLM
 
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29877"}
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        import tests.support.vllm_cpu  # noqa: F401 - sets the environment
+        import tests.support.vllm_cpu  # noqa: F401 - sets the environment variables of vLLM's CPU build
 
     tokenizer = tiny_tokenizer()
     times = _Times(options.rows, options.turns, options.new_tokens)
@@ -157,7 +157,7 @@ def main() -> None:
         max_turn_length=longest,
         max_observation_length=64,
         max_completion_length=options.turns * (longest + 128),
-        straggler_s=1e6,  # lockstep waits for everybody
+        straggler_s=1e6,  # lockstep waits for the slowest step
     )
     rows = range(options.rows)
 

@@ -1,6 +1,6 @@
 """GVPO for interactive coding agents, as a TRL trainer.
 
-The public names load on first use, so `import gvpo_trl` costs nothing and the command line starts at once.
+Each public name loads its module on first use: `import gvpo_trl` costs nothing, and the command line starts at once.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 __all__ = ["GVPOConfig", "GVPOTrainer", "MultiTurnRollout", "__version__"]
 
-_HOME_OF = {
+_MODULE_OF = {
     "GVPOConfig": "gvpo_trl.config",
     "GVPOTrainer": "gvpo_trl.trainer",
     "MultiTurnRollout": "gvpo_trl.rollout.callback",
@@ -23,11 +23,11 @@ _HOME_OF = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its module on first use (PEP 562)."""
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOME_OF[name]), name)
+    value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""`python -m gvpo_trl`, for launchers that want a module: `accelerate launch -m gvpo_trl train --config FILE`."""
+"""Runs the command line as a module, for launchers: `accelerate launch -m gvpo_trl train --config FILE`."""
 
 import sys
 

@@ -4,11 +4,17 @@ The rollout loop catches an `EnvironmentFault` and starts the trajectory once mo
 fault the row is unscorable. The agent never sees the text of a fault, and no fault shapes an advantage.
 """
 
+from gvpo_trl.reporting.text import printable
+
 
 class EnvironmentFault(Exception):
     """A part of our machinery broke. `boundary` names the part in logs and metrics."""
 
     boundary = "environment"
+
+    def __str__(self) -> str:
+        """Return the message with control characters escaped: it may quote what an agent or a server wrote."""
+        return printable(super().__str__())
 
 
 class HostFault(EnvironmentFault):

@@ -1,5 +1,5 @@
 """The command line: `gvpo-trl train`, `evaluate`, `view`, `doctor` and `appworld`.
 
-Runs in the user's Python, which becomes the trainer's process. May import everything of the package, each command only
-what it needs, when it needs it. Nothing imports it.
+It runs in the user's Python, in the process that becomes the trainer's. It may import the whole package; each command
+imports only what it needs, at the moment when it needs it. No other folder imports this one.
 """

@@ -1,6 +1,6 @@
-"""The fields of a configuration file that are neither TRL's `ModelConfig` nor `GVPOConfig`: data and environment.
+"""The fields of a configuration file for data and environment; `GVPOConfig` and TRL's `ModelConfig` hold the others.
 
-Standard library only, like everything that the command line touches before it trains.
+This module imports the standard library only.
 """
 
 from dataclasses import dataclass, field
@@ -12,104 +12,109 @@ class ScriptArguments:
 
     Args:
         appworld_root (`str`, *optional*):
-            Folder that holds AppWorld's `data/`. Without it, `APPWORLD_ROOT`, then the current folder.
+            Folder that holds AppWorld's `data/`. The default is `APPWORLD_ROOT`, then the current folder.
         appworld_venv (`str`, *optional*):
-            AppWorld's own virtual environment. Without it, `GVPO_APPWORLD_VENV`, then the user's cache folder.
+            AppWorld's own virtual environment. The default is `GVPO_APPWORLD_VENV`, then the user's cache folder.
         train_split (`str`, defaults to `"train"`):
             Split to train on.
         eval_split (`str`, *optional*, defaults to `"dev"`):
-            Split to evaluate on, during training where `eval_strategy` asks for it and in `gvpo-trl evaluate`.
+            Split to evaluate on, in `gvpo-trl evaluate` and during training if `eval_strategy` asks for it.
         difficulties (`list[int]`, *optional*):
-            Difficulties to train on; all of them without it.
+            Difficulties to train on. The default is all of them.
         eval_difficulties (`list[int]`, *optional*):
-            Difficulties to evaluate on; all of them without it.
+            Difficulties to evaluate on. The default is all of them.
         max_train_tasks (`int`, *optional*):
-            Keep the first so many training tasks.
+            Train on at most this many tasks, the first ones of the split.
         max_eval_tasks (`int`, *optional*):
-            Keep the first so many evaluation tasks.
+            Evaluate on at most this many tasks, the first ones of the split.
         prompt (`str`, defaults to `"react"`):
             Name of a prompt that ships with the package, or the path of a text file.
         max_episodes (`int`, *optional*, defaults to `16`):
-            Worlds open at once; with `appworld_urls` as many as there are servers.
+            Largest number of worlds that are open at once. With `appworld_urls`, the default is the number of servers.
         isolation (`str`, *optional*, defaults to `"split"`):
-            `"split"` runs agent code in a restricted interpreter, `"process"` beside the world.
+            `"split"` runs agent code in a restricted interpreter, `"process"` in the world's own process.
         require_sandbox (`bool`, defaults to `False`):
-            Refuse to run where the kernel cannot restrict the interpreter in full.
+            Refuse to run if the kernel cannot restrict the interpreter in full.
         appworld_urls (`list[str]`, *optional*):
-            Addresses of running AppWorld environment servers to use in the place of local processes.
+            Addresses of running AppWorld environment servers, which replace the local processes.
         step_timeout_s (`float`, defaults to `30.0`):
             Seconds that one execution of the agent's code may take.
         observation_template (`str`, *optional*):
-            How an observation is written into the user's message; holds `{observation}`.
+            Text of the user's message that shows an observation; it must contain `{observation}`.
         tokenizer_name_or_path (`str`, *optional*):
-            Tokenizer, where it is not the model's own.
+            Tokenizer to use instead of the model's own.
         chat_template_path (`str`, *optional*):
             A Jinja file to use as the chat template.
         adapter_name_or_path (`str`, *optional*):
-            A trained adapter to evaluate, or to train further in the place of a new one.
+            A trained adapter to evaluate, or to train further instead of a new one.
         eval_samples (`int`, defaults to `1`):
-            Attempts at each task in `gvpo-trl evaluate` (evaluation while training: `num_generations_eval`).
+            Attempts at each task in `gvpo-trl evaluate`. During training, `num_generations_eval` is the number.
         report_path (`str`, *optional*):
-            Where `gvpo-trl evaluate` writes its report; without it, `evaluation-<split>.json` in `output_dir`.
+            File for the report of `gvpo-trl evaluate`. The default is `evaluation-<split>.json` in `output_dir`.
     """
 
     appworld_root: str | None = field(
         default=None,
-        metadata={"help": "Folder that holds AppWorld's data/. Without it: APPWORLD_ROOT, then the current folder."},
+        metadata={"help": "Folder that holds AppWorld's data/. Default: APPWORLD_ROOT, then the current folder."},
     )
     appworld_venv: str | None = field(
         default=None,
-        metadata={"help": "AppWorld's own virtual environment. Without it: GVPO_APPWORLD_VENV, then your cache."},
+        metadata={"help": "AppWorld's own virtual environment. Default: GVPO_APPWORLD_VENV, then your cache."},
     )
     train_split: str = field(default="train", metadata={"help": "Split to train on."})
     eval_split: str | None = field(
         default="dev",
-        metadata={"help": "Split to evaluate on: while training where eval_strategy asks for it, and in `evaluate`."},
+        metadata={"help": "Split to evaluate on, in `evaluate` and during training if eval_strategy asks for it."},
     )
     difficulties: list[int] | None = field(
-        default=None, metadata={"help": "Difficulties to train on; all of them without it."}
+        default=None, metadata={"help": "Difficulties to train on. Default: all of them."}
     )
     eval_difficulties: list[int] | None = field(
-        default=None, metadata={"help": "Difficulties to evaluate on; all of them without it."}
+        default=None, metadata={"help": "Difficulties to evaluate on. Default: all of them."}
     )
-    max_train_tasks: int | None = field(default=None, metadata={"help": "Keep the first so many training tasks."})
-    max_eval_tasks: int | None = field(default=None, metadata={"help": "Keep the first so many evaluation tasks."})
+    max_train_tasks: int | None = field(
+        default=None, metadata={"help": "Train on at most this many tasks, the first ones of the split."}
+    )
+    max_eval_tasks: int | None = field(
+        default=None, metadata={"help": "Evaluate on at most this many tasks, the first ones of the split."}
+    )
     prompt: str = field(
         default="react", metadata={"help": "A prompt that ships with the package, or the path of a text file."}
     )
     max_episodes: int | None = field(
-        default=None, metadata={"help": "Worlds open at once: 16, or with appworld_urls as many as there are servers."}
+        default=None,
+        metadata={"help": "Largest number of open worlds. Default: 16, or the number of appworld_urls."},
     )
     isolation: str | None = field(
         default=None,
-        metadata={"help": "split (default): agent code in a restricted interpreter; process: beside the world."},
+        metadata={"help": "Run agent code in a restricted process (split, default), or beside the world (process)."},
     )
     require_sandbox: bool = field(
-        default=False, metadata={"help": "Refuse to run where the kernel cannot restrict agent code in full."}
+        default=False, metadata={"help": "Refuse to run if the kernel cannot restrict agent code in full."}
     )
     appworld_urls: list[str] | None = field(
-        default=None, metadata={"help": "AppWorld environment servers to use in the place of local processes."}
+        default=None, metadata={"help": "Running AppWorld environment servers, which replace the local processes."}
     )
     step_timeout_s: float = field(
         default=30.0, metadata={"help": "Seconds that one execution of the agent's code may take."}
     )
     observation_template: str | None = field(
         default=None,
-        metadata={"help": "How an observation is written into the user's message; holds {observation}."},
+        metadata={"help": "Text of the user's message that shows an observation; it must contain {observation}."},
     )
     tokenizer_name_or_path: str | None = field(
-        default=None, metadata={"help": "Tokenizer, where it is not the model's own."}
+        default=None, metadata={"help": "Tokenizer to use instead of the model's own."}
     )
     chat_template_path: str | None = field(
         default=None, metadata={"help": "A Jinja file to use as the chat template."}
     )
     adapter_name_or_path: str | None = field(
-        default=None, metadata={"help": "A trained adapter to evaluate, or to train on in the place of a new one."}
+        default=None, metadata={"help": "A trained adapter to evaluate, or to train further instead of a new one."}
     )
     eval_samples: int = field(default=1, metadata={"help": "Attempts at each task in `evaluate`."})
     report_path: str | None = field(
         default=None,
-        metadata={"help": "Where `evaluate` writes its report. Without it: evaluation-<split>.json in output_dir."},
+        metadata={"help": "File for the report of `evaluate`. Default: evaluation-<split>.json in output_dir."},
     )
 
     def __post_init__(self):

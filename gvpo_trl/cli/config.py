@@ -1,4 +1,4 @@
-"""Configuration files and their overrides: TRL's `TrlParser`, made strict about what it does not know."""
+"""Reads configuration files and their overrides with TRL's `TrlParser`, and refuses keys that it does not know."""
 
 import argparse
 import difflib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ConfigParser(TrlParser):
-    """`TrlParser` that names the nearest known key to an unknown one, and raises where argparse exits."""
+    """A `TrlParser` that names the nearest known key to an unknown one, and raises where argparse would exit."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, allow_abbrev=False, **kwargs)
@@ -30,10 +30,10 @@ class ConfigParser(TrlParser):
         raise ValueError(message)
 
     def parse_command(self, argv: Sequence[str]) -> tuple[Any, ...]:
-        """Parse a command's arguments, with the file that `--config` names underneath them.
+        """Parse a command's arguments, which override the values of the file that `--config` names.
 
         Raises:
-            ValueError: an unknown key, a wrong value, or a file that is no YAML mapping.
+            ValueError: a key is unknown, a value is wrong, or the file is not a YAML mapping.
             OSError: the file cannot be read.
         """
         argv = _split_config_option(argv)
@@ -57,7 +57,10 @@ class ConfigParser(TrlParser):
                 raise ValueError(f"unknown option {option}" + nearest(option, names, "--"))
 
     def _check_file(self, path: Path) -> None:
-        """Check keys and values of a file, and set its `env` before anything heavy is imported."""
+        """Check the keys and values of a file, and set the environment variables of its `env` key.
+
+        The variables are set here because some libraries read them when they are imported.
+        """
         config = read_yaml(path)
         environment = config.pop("env", None) or {}
         if not isinstance(environment, dict):
@@ -71,7 +74,7 @@ class ConfigParser(TrlParser):
 
 
 def build_parser(command: str) -> ConfigParser:
-    """The parser of `gvpo-trl train` or `gvpo-trl evaluate`."""
+    """Make the parser of `gvpo-trl train` or `gvpo-trl evaluate`."""
     from trl import ModelConfig
 
     from gvpo_trl.cli.arguments import ScriptArguments
@@ -85,16 +88,25 @@ def build_parser(command: str) -> ConfigParser:
 
 
 def parse_config(command: str, argv: Sequence[str]) -> "tuple[ScriptArguments, GVPOConfig, ModelConfig]":
-    """Parse and check what a command was given, before any model or environment is touched."""
-    _silence_what_nobody_can_act_on()
+    """Parse and check the arguments of a command, before a model is loaded or an environment is started.
+
+    Raises:
+        ValueError: a key is unknown, a value is wrong, or no model is named.
+        OSError: the file cannot be read.
+    """
+    _silence_known_warnings()
     script_args, training_args, model_args = build_parser(command).parse_command(argv)
     if not model_args.model_name_or_path:
         raise ValueError("model_name_or_path is missing; name a model of the Hub or a local folder")
     return script_args, training_args, model_args
 
 
-def _silence_what_nobody_can_act_on() -> None:
-    """TRL sets a field that transformers deprecates, and warns of the experimental argument that this package is."""
+def _silence_known_warnings() -> None:
+    """Hide two warnings that a user cannot act on.
+
+    TRL sets a field that transformers has deprecated, and it calls `rollout_func`, which this package needs,
+    experimental.
+    """
     warnings.filterwarnings(
         "ignore", message=r"`(is_)?gradient_checkpointing\w*` is deprecated", category=FutureWarning
     )
@@ -102,14 +114,14 @@ def _silence_what_nobody_can_act_on() -> None:
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """The second half of an error about an unknown name: `; did you mean …?`, or nothing when none is near."""
+    """Return the end of an error about an unknown name: `; did you mean …?`, or nothing if no known name is close."""
     name = name.lstrip("-").replace("-", "_")
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's safe loader, but a key given twice is an error: the first value would be dropped in silence."""
+    """YAML's safe loader, which also refuses a key that is given twice: YAML would drop its first value silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -124,7 +136,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a configuration file.
 
     Raises:
-        ValueError: the file is no YAML mapping, or gives a key twice.
+        ValueError: the file is not a YAML mapping, or it gives a key twice.
         OSError: the file cannot be read.
     """
     if not path.is_file():
@@ -141,9 +153,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _check_value(path: Path, action: argparse.Action, value: Any) -> None:
-    """Check a file's value as argparse checks the command line's: it takes defaults without a look.
+    """Check a value of a file as argparse checks one of the command line.
 
-    A string is left to argparse, which converts string defaults (YAML reads `5e-5` as one).
+    `TrlParser` hands the file's values to argparse as defaults, and argparse does not check defaults. Strings are the
+    exception: argparse converts them, so they are left to it (YAML reads `5e-5` as a string).
     """
     if isinstance(value, list) and action.nargs in ("+", "*"):
         for item in value:
@@ -164,7 +177,7 @@ def _check_value(path: Path, action: argparse.Action, value: Any) -> None:
 
 
 def _split_config_option(argv: Sequence[str]) -> list[str]:
-    """Turn `--config=FILE` into the two arguments that `TrlParser` looks for."""
+    """Turn `--config=FILE` into two arguments, the only form that `TrlParser` looks for."""
     split: list[str] = []
     for argument in argv:
         if argument.startswith("--config="):

@@ -1,7 +1,7 @@
-"""`gvpo-trl doctor`: what is there, and what to type for what is missing.
+"""`gvpo-trl doctor` lists what is installed, and what to type for what is missing.
 
-Reads versions from package metadata instead of importing: it answers at once, and also when an import would fail.
-Standard library only.
+It reads versions from package metadata and imports none of the packages, so it answers at once, even where an import
+would fail. This module imports the standard library only.
 """
 
 import os
@@ -19,11 +19,9 @@ from gvpo_trl import __version__
 
 DISTRIBUTION = "gvpo-trl"
 DATA_ROOTS = (Path("."), Path("data/pocket"))
-"""Where data is looked for beside `APPWORLD_ROOT`."""
-
-
+"""Data roots that are examined in addition to `APPWORLD_ROOT`."""
 VLLM = "vllm>=0.22,<=0.31.0"
-"""The range of the extra `vllm`."""
+"""The requirement of the extra `vllm` in `setup.cfg`."""
 
 _TORCH_PROBE = """
 from torch import accelerator as a
@@ -32,13 +30,13 @@ print(a.is_available() and f"{a.device_count()} x {a.current_accelerator()}")
 
 
 class State(StrEnum):
-    """How a finding stands."""
+    """Whether a finding needs the user's attention."""
 
     OK = "ok"
     ABSENT = "--"
-    """Optional, and not there."""
+    """Something optional is not there."""
     MISSING = "!!"
-    """Required, and missing or of the wrong version."""
+    """Something required is missing or has the wrong version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,16 +48,16 @@ class Finding:
     found: str
     state: State = State.OK
     remedy: str | None = None
-    """What to type."""
+    """The command to type, or the change to make."""
 
     @property
     def blocks(self) -> bool:
-        """Whether training is impossible until this is mended."""
+        """Whether training is impossible until the user mends this."""
         return self.state is State.MISSING
 
 
 def examine() -> list[Finding]:
-    """Look at everything; never raises for something that is missing."""
+    """Examine the packages, the accelerator, AppWorld, the sandbox and the data. Whatever is missing is a finding."""
     return [
         Finding(section="system", name="gvpo-trl", found=__version__),
         Finding(section="system", name="python", found=f"{platform.python_version()} ({sys.executable})"),
@@ -73,7 +71,7 @@ def examine() -> list[Finding]:
 
 
 def render(findings: list[Finding]) -> str:
-    """The findings as a plain text table, with what to type below it."""
+    """Format the findings as a plain text table, followed by what to type for what is missing."""
     width = max(len(finding.name) for finding in findings)
     lines: list[str] = []
     section = None
@@ -93,7 +91,7 @@ def render(findings: list[Finding]) -> str:
 
 
 def _packages() -> Iterator[Finding]:
-    """One finding per package that training needs, against the ranges of our own metadata."""
+    """Yield one finding for each package that training needs, compared with the range in this package's metadata."""
     try:
         requirements = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -130,13 +128,16 @@ def _package(requirement: str) -> Finding:
 def _satisfies(version: str, wanted: str) -> bool:
     try:
         from packaging.specifiers import SpecifierSet
-    except ImportError:  # it is one of the packages in the table: its own row says that it is missing
+    except ImportError:  # `packaging` has a row of its own, which says that it is missing
         return True
     return SpecifierSet(wanted).contains(version, prereleases=True)
 
 
 def _accelerator() -> Finding:
-    """The accelerator as PyTorch sees it; PyTorch is asked only when the machine shows one, in another process."""
+    """Find the accelerator as PyTorch sees it.
+
+    PyTorch takes seconds to import, so it is asked only if the machine shows an accelerator, and in another process.
+    """
     section = "accelerator"
     listing = _output(["nvidia-smi", "-L"])
     apple = platform.system() == "Darwin" and platform.machine() == "arm64"
@@ -187,7 +188,7 @@ def _appworld() -> Finding:
 
 
 def _sandbox() -> Finding:
-    """How well agent code can be kept from the answers and from this machine."""
+    """Find how well this kernel can keep agent code away from the answers and from this machine."""
     from gvpo_trl.sandbox.restriction import probe
 
     support = probe()
@@ -202,7 +203,7 @@ def _sandbox() -> Finding:
 
 
 def _data_roots() -> Iterator[Finding]:
-    """Every data root in reach; at least one is needed."""
+    """Yield a finding for each data root that is found, and one that blocks if there is none."""
     candidates = [(f"{root}/data", root) for root in DATA_ROOTS]
     if root := os.environ.get("APPWORLD_ROOT"):
         candidates.insert(0, ("APPWORLD_ROOT", Path(root)))
@@ -231,7 +232,7 @@ def _data_roots() -> Iterator[Finding]:
 
 
 def _count_tasks(root: Path) -> dict[str, int]:
-    """Tasks per split of a data root; empty when it is none."""
+    """Count the tasks of each split of a folder; the result is empty if the folder is not a data root."""
     counts = {}
     for split in ("train", "dev", "test_normal", "test_challenge"):
         try:
@@ -243,7 +244,7 @@ def _count_tasks(root: Path) -> dict[str, int]:
 
 
 def _output(command: list[str], timeout_s: float = 15) -> str:
-    """Standard output of a command, empty when it is not there or fails."""
+    """Return the standard output of a command, or nothing if the command does not exist or fails."""
     if shutil.which(command[0]) is None:
         return ""
     try:

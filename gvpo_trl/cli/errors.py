@@ -1,5 +1,5 @@
-"""What a command raises for a user's mistake. Standard library only."""
+"""The exception that a command raises for a user's mistake. This module imports nothing."""
 
 
 class CommandError(Exception):
-    """A user's mistake: printed in one or two lines, exit code 2."""
+    """A user's mistake: the command prints one or two lines and ends with exit code 2."""

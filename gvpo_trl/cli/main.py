@@ -1,4 +1,7 @@
-"""The command line. Nothing heavy is imported before a command needs it, so `--help` and `doctor` answer at once."""
+"""The entry point of the command line.
+
+Each command imports its libraries in the function that runs it, so `--help` and `doctor` answer at once.
+"""
 
 import argparse
 import os
@@ -9,6 +12,7 @@ from collections.abc import Sequence
 from gvpo_trl import __version__
 from gvpo_trl.cli.errors import CommandError
 from gvpo_trl.faults import EnvironmentFault, SetupError
+from gvpo_trl.reporting.text import printable
 
 _EPILOG = """\
 `train` and `evaluate` take every field of the configuration file as --field value; `gvpo-trl train --help` lists them.
@@ -25,15 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(argv)
     except (CommandError, SetupError) as error:
-        if debug:
-            traceback.print_exc()
-        print(f"gvpo-trl: error: {_brief(error)}", file=sys.stderr)
+        _report(f"error: {_brief(error)}", debug)
         return 2
     except EnvironmentFault as error:
-        # Not the user's doing, but no traceback of ours explains it better than the boundary and its message.
-        if debug:
-            traceback.print_exc()
-        print(f"gvpo-trl: the environment failed ({error.boundary}): {error}", file=sys.stderr)
+        # The user did not cause this, but the fault's boundary and message say more than a traceback would.
+        _report(f"the environment failed ({error.boundary}): {error}", debug)
         return 1
     except KeyboardInterrupt:
         print("gvpo-trl: interrupted", file=sys.stderr)
@@ -47,9 +47,16 @@ def _dispatch(argv: list[str]) -> int:
     return arguments.run(arguments)
 
 
+def _report(message: str, debug: bool) -> None:
+    """Print an error, which may quote an agent's text, with its traceback if the user debugs."""
+    if debug:
+        print(printable(traceback.format_exc()), end="", file=sys.stderr)
+    print(f"gvpo-trl: {printable(message)}", file=sys.stderr)
+
+
 def _brief(error: Exception) -> str:
-    """At most two lines of an error: where it names its cause at the end, as quoted output does, that line stays."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """Return at most two lines of an error: its first line, and its last one, where quoted output names the cause."""
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
     return "\n".join(lines if len(lines) <= 2 else [lines[0], lines[-1]])
 
 
@@ -68,7 +75,7 @@ def _build_parser() -> argparse.ArgumentParser:
     ):
         commands.add_parser(name, help=text, add_help=False)
     _add_view(commands)
-    doctor = commands.add_parser("doctor", help="what is there, and what to type for what is missing")
+    doctor = commands.add_parser("doctor", help="list what is installed, and what to type for what is missing")
     doctor.set_defaults(run=_doctor)
     _add_appworld(commands)
     return parser
@@ -82,13 +89,14 @@ def _add_view(commands: argparse._SubParsersAction) -> None:
     view.add_argument("--mode", choices=("train", "eval"), help="only what was sampled to train, or to evaluate")
     view.add_argument("--failed", action="store_true", help="only trajectories with a failed step")
     view.add_argument("--last", type=int, default=1, metavar="N", help="show so many in full (default: %(default)s)")
+    view.add_argument("--figure", metavar="FILE", help="draw the run's curves into this image instead")
     view.set_defaults(run=_view)
 
 
 def _add_appworld(commands: argparse._SubParsersAction) -> None:
-    appworld = commands.add_parser("appworld", help="AppWorld's own environment and the small data set made here")
+    appworld = commands.add_parser("appworld", help="set up AppWorld, make the small data set, check both")
     actions = appworld.add_subparsers(title="actions", required=True, metavar="ACTION")
-    venv_help = "AppWorld's virtual environment; without it GVPO_APPWORLD_VENV, then the user's cache"
+    venv_help = "AppWorld's virtual environment (default: GVPO_APPWORLD_VENV, then the user's cache)"
     setup = actions.add_parser("setup", help="make AppWorld's virtual environment, or check the one that is there")
     setup.add_argument("--venv", metavar="DIR", help=venv_help)
     setup.set_defaults(run=_appworld_setup)
@@ -97,8 +105,8 @@ def _add_appworld(commands: argparse._SubParsersAction) -> None:
     pocket.add_argument("--seed", type=int, default=0, help="the same seed gives the same data (default: %(default)s)")
     pocket.add_argument("--venv", metavar="DIR", help=venv_help)
     pocket.set_defaults(run=_appworld_pocket)
-    check = actions.add_parser("check", help="import AppWorld in its environment, and try a data root")
-    check.add_argument("--root", metavar="DIR", help="data root to try: a world is opened, runs code and is evaluated")
+    check = actions.add_parser("check", help="import AppWorld in its environment, and test a data root")
+    check.add_argument("--root", metavar="DIR", help="data root to test: one world is opened, used and evaluated")
     check.add_argument("--venv", metavar="DIR", help=venv_help)
     check.set_defaults(run=_appworld_check)
 
@@ -123,16 +131,30 @@ def _run_configured(command: str, argv: list[str]) -> int:
 
 
 def _view(arguments: argparse.Namespace) -> int:
+    if arguments.figure is not None:
+        return _draw(arguments.directory, arguments.figure)
     from gvpo_trl.reporting.viewer import view
 
     filters = {"step": arguments.step, "mode": arguments.mode, "failed": arguments.failed, "last": arguments.last}
     if arguments.last < 0:
         raise CommandError(f"--last {arguments.last} must be at least 0")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack an agent's characters
     try:
         for line in view(arguments.directory, task_id=arguments.task, **filters):
             print(line)
-    except BrokenPipeError:  # `| head`
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
+        raise CommandError(error) from error
+    return 0
+
+
+def _draw(run: str, file: str) -> int:
+    from gvpo_trl.reporting.plots import plot_run, read_history
+
+    try:
+        print(f"figure in {plot_run(read_history(run), file, title=run)}")
     except (ValueError, OSError) as error:
         raise CommandError(error) from error
     return 0
@@ -142,7 +164,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from gvpo_trl.cli.doctor import examine, render
 
     findings = examine()
-    print(render(findings))
+    print(printable(render(findings)))
     return 1 if any(finding.blocks for finding in findings) else 0
 
 

@@ -1,4 +1,4 @@
-"""What `gvpo-trl train` and `gvpo-trl evaluate` do once their configuration is read: build, run, clean up."""
+"""Runs `gvpo-trl train` and `gvpo-trl evaluate` once their configuration is read: build, run, clean up."""
 
 import signal
 import sys
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def train(script_args: "ScriptArguments", training_args: "GVPOConfig", model_args: "ModelConfig") -> None:
-    """Train, save, and push where `push_to_hub` says so.
+    """Train, save, and push to the Hub if `push_to_hub` is set.
 
-    Data is read and the environment started before the model, so that a mistake in either shows in seconds.
+    The data is read and the environment is started before the model loads, so a mistake in either shows in seconds.
 
     Raises:
-        CommandError: the configuration, the data or the environment is at fault.
+        CommandError: the user has to mend the configuration, the data or the environment.
     """
     from gvpo_trl.training.checks import check_sampling
 
@@ -59,7 +59,7 @@ def evaluate(script_args: "ScriptArguments", training_args: "GVPOConfig", model_
     """Attempt every task of a split and write a report.
 
     Raises:
-        CommandError: the configuration, the data or the environment is at fault.
+        CommandError: the user has to mend the configuration, the data or the environment.
     """
     from gvpo_trl.evaluation import evaluate as run_evaluation
     from gvpo_trl.evaluation import write_report
@@ -68,7 +68,7 @@ def evaluate(script_args: "ScriptArguments", training_args: "GVPOConfig", model_
         if script_args.eval_split is None:
             raise ValueError("eval_split is missing; name a split: train, dev, test_normal or test_challenge")
         dataset = _eval_tasks(script_args)
-    training_args.eval_strategy = "no"  # a schedule of evaluations is for training
+    training_args.eval_strategy = "no"  # the schedule is for evaluations during training
     with _environments(script_args) as environments:
         with _user_errors():
             trainer = build_trainer(script_args, training_args, model_args, environments, train_dataset=dataset)
@@ -96,7 +96,7 @@ def build_trainer(
     train_dataset: "Dataset | None" = None,
     eval_dataset: "Dataset | None" = None,
 ) -> "GVPOTrainer":
-    """Build the trainer as one does in Python; models load, quantize and get adapters through TRL's own helpers."""
+    """Build the trainer as a script would. TRL loads the model, quantizes it and adds a new adapter to it."""
     from trl import get_peft_config, get_quantization_config
 
     from gvpo_trl import GVPOTrainer, MultiTurnRollout
@@ -125,7 +125,11 @@ def build_trainer(
 
 
 def load_adapter(adapter: str, training_args: "GVPOConfig", model_args: "ModelConfig") -> "PeftModel":
-    """The model with a trained adapter on it, which can be trained further."""
+    """Load the model with a trained adapter on it, which can be trained further.
+
+    `GRPOTrainer` can load a model and add a new adapter, but it cannot load a trained adapter. The base model is
+    therefore loaded here, with TRL's `create_model_from_path`.
+    """
     from peft import PeftModel
     from trl import get_quantization_config
     from trl.trainer.utils import create_model_from_path
@@ -134,16 +138,16 @@ def load_adapter(adapter: str, training_args: "GVPOConfig", model_args: "ModelCo
     if (quantization_config := get_quantization_config(model_args)) is not None:
         options["quantization_config"] = quantization_config
     if training_args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
-        options["device_map"] = None  # as TRL does
+        options["device_map"] = None  # `GRPOTrainer` does the same before it calls `create_model_from_path`
     model = create_model_from_path(model_args.model_name_or_path, **options)
-    training_args.model_init_kwargs = None  # used up; the trainer warns about them when it gets a model
+    training_args.model_init_kwargs = None  # the trainer gets a model, and would warn that it ignores them
     return PeftModel.from_pretrained(model, adapter, is_trainable=True)
 
 
 def load_tokenizer(
     script_args: "ScriptArguments", training_args: "GVPOConfig", model_args: "ModelConfig"
 ) -> "PreTrainedTokenizerBase | None":
-    """The tokenizer that the configuration asks for; `None` leaves the model's own to the trainer."""
+    """Load the tokenizer that the configuration asks for; with `None` the trainer loads the model's own."""
     if script_args.tokenizer_name_or_path is None and script_args.chat_template_path is None:
         return None
     from transformers import AutoTokenizer
@@ -162,10 +166,10 @@ def load_tokenizer(
 
 
 def resolve_checkpoint(wanted: str | bool | None, output_dir: str) -> str | None:
-    """The checkpoint folder to resume from: `true` means the last one in `output_dir`.
+    """Return the checkpoint folder to resume from: `true` means the last one in `output_dir`.
 
     Raises:
-        ValueError: there is no such checkpoint.
+        ValueError: the checkpoint does not exist.
     """
     if wanted is None or str(wanted).lower() in ("false", "none", ""):
         return None
@@ -203,7 +207,7 @@ def _tasks(script_args: "ScriptArguments", split: str, difficulties: list[int] |
 
 @contextmanager
 def _environments(script_args: "ScriptArguments") -> "Iterator[AppWorldEnvironments]":
-    """The environments of a run, closed whatever happens, a `kill` included."""
+    """Start the environments of a run, and close them however the run ends, also on SIGTERM."""
     from gvpo_trl.environments.appworld import AppWorldEnvironments
 
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -233,7 +237,10 @@ def _environments(script_args: "ScriptArguments") -> "Iterator[AppWorldEnvironme
 
 @contextmanager
 def _user_errors() -> Iterator[None]:
-    """Errors while things are built are the user's to mend; the same classes while training keep their traceback."""
+    """Turn an error during the set-up into a `CommandError`: the user can mend it.
+
+    An error of the same class during training keeps its traceback.
+    """
     try:
         yield
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What the model card says of the method."""
+"""What the model card says about the method."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ PAPER = {
         "}"
     ),
 }
-"""Title and citation, as TRL's trainers keep those of theirs."""
+"""Title and citation of the paper, in the form that TRL's trainers use for their model cards."""
 
 
 def name_local_base_model(card: Path) -> None:
-    """Mend a card of TRL's: it names a base model that is a local folder `None`."""
+    """Correct a model card by TRL, which calls a base model from a local folder `None`."""
     if card.is_file():
         text = card.read_text("utf-8").replace("[None](https://huggingface.co/None)", "a local model")
         card.write_text(text, "utf-8")

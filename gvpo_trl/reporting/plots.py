@@ -1,8 +1,11 @@
-"""Figures of a run, from the log that the Trainer keeps. matplotlib is imported where it is used."""
+"""Draws the curves of a run from the log that the Trainer keeps. matplotlib is imported where it is used."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from gvpo_trl.faults import SetupError
 
 _PANELS = (
     ("reward", "reward", "training reward"),
@@ -12,8 +15,36 @@ _PANELS = (
 )
 
 
+STATE = "trainer_state.json"
+"""File of the Trainer's log, in each checkpoint and, where a script called `save_state`, in `output_dir`."""
+
+
+def read_history(run: Path | str) -> list[dict[str, Any]]:
+    """Read the log of a run from the checkpoint with the most optimizer steps.
+
+    Args:
+        run: `output_dir` of a run, or one of its checkpoints.
+
+    Raises:
+        FileNotFoundError: the run has saved no checkpoint yet.
+        ValueError: a log is not the Trainer's.
+    """
+    files = [*Path(run).glob(STATE), *Path(run).glob(f"checkpoint-*/{STATE}")]
+    if not files:
+        raise FileNotFoundError(f"{run} holds no {STATE}; give the output_dir of a run that has saved a checkpoint.")
+    states = [_read_state(file) for file in files]
+    return max(states, key=lambda state: state["global_step"])["log_history"]
+
+
+def _read_state(file: Path) -> dict[str, Any]:
+    state = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(state, dict) or not {"global_step", "log_history"} <= state.keys():
+        raise ValueError(f"{file} is not the state of a Trainer; remove it, or give a single checkpoint.")
+    return state
+
+
 def series(history: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one metric in `trainer.state.log_history`."""
+    """Return the steps and values of one metric in `trainer.state.log_history`."""
     points = [(entry["step"], entry[name]) for entry in history if name in entry and "step" in entry]
     return [step for step, _ in points], [value for _, value in points]
 
@@ -28,19 +59,27 @@ def plot_run(
     """Draw reward, held-out TGC, share of failed steps and entropy over the optimizer steps.
 
     Args:
-        history: `trainer.state.log_history`, or that of a checkpoint's `trainer_state.json`.
-        path: image to write; its ending says which kind.
-        title: above the four panels.
-        held_out: (step, TGC) points measured outside the training, drawn beside the evaluations in it.
+        history: `trainer.state.log_history`, or what `read_history` returns.
+        path: image to write; its suffix chooses the format, and `.png` is added to a path without one.
+        title: text above the four panels.
+        held_out: (step, TGC) points that were measured before or after training.
 
     Returns:
-        The path.
+        The path of the image.
+
+    Raises:
+        SetupError: matplotlib is not installed.
+        ValueError: matplotlib cannot write the format.
     """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise SetupError('a figure needs matplotlib; pip install "gvpo-trl[plots]"') from None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6), layout="constrained")
-    FigureCanvasAgg(figure)  # draws without a display, whatever backend the user's session has
+    FigureCanvasAgg(figure)  # this canvas needs no display, and no backend of the user's session
     for axes, (name, unit, label) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
         if name == "tgc":
             if any("eval_tgc" in entry for entry in history):
@@ -54,7 +93,7 @@ def plot_run(
         axes.set(title=label, xlabel="optimizer step", ylabel=unit)
         axes.grid(alpha=0.3)
     figure.suptitle(title)
-    path = Path(path)
+    path = Path(path) if Path(path).suffix else Path(f"{path}.png")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return path

@@ -1,5 +1,4 @@
-"""Trajectories on disk: one JSON line each, readable while the run goes on and after it was killed.
-
+"""Writes trajectories to disk and reads them, one JSON line each; they can be read during a run and after a kill.
 `output_dir/_trajectories/rank0.jsonl` holds lines like `{"schema": 1, "mode": "train", "step": 3, "task_id": …, …}`.
 """
 
@@ -12,16 +11,16 @@ from gvpo_trl.rollout.types import Trajectory
 
 SCHEMA = 1
 FOLDER = "_trajectories"
-"""In `output_dir`. The Trainer pushes a whole folder to the Hub except what begins with an underscore, and the texts
-of AppWorld's tasks are not to be republished."""
+"""Folder of the traces in `output_dir`. Its name begins with an underscore because the Trainer pushes everything else
+in `output_dir` to the Hub, and the texts of AppWorld's tasks must not be republished."""
 
 
 class TraceWriter:
-    """Appends trajectories to one file a rank; every line is written and flushed whole.
+    """Appends trajectories to one file per rank; the lines of one rollout are flushed together.
 
     Args:
-        folder: made at the first write.
-        rank: process index, part of the file's name.
+        folder: folder of the file, created at the first write.
+        rank: process index, which is part of the file's name.
     """
 
     def __init__(self, folder: Path, rank: int = 0):
@@ -31,13 +30,13 @@ class TraceWriter:
         """Append the trajectories of one rollout.
 
         Raises:
-            OSError: when the disk is full; what was written before stays readable.
+            OSError: the disk is full; what was written before stays readable.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps({"schema": SCHEMA, "mode": mode, "step": step, **to_json(t)}) for t in trajectories]
         with self.path.open("a+b") as file:
             if file.tell() and not _ends_with_newline(file):
-                file.write(b"\n")  # a run that was killed while it wrote left half a line
+                file.write(b"\n")  # a run that was killed during a write left an incomplete line
             file.write("".join(line + "\n" for line in lines).encode())
 
 
@@ -47,7 +46,7 @@ def _ends_with_newline(file: Any) -> bool:
 
 
 def to_json(trajectory: Trajectory) -> dict[str, Any]:
-    """What a reader wants of a trajectory: texts, verdicts, scores and times; no token ids."""
+    """Return what a reader needs of a trajectory: texts, verdicts, scores and times, but no token ids."""
     score = trajectory.score
     return {
         "task_id": trajectory.task_id,
@@ -78,13 +77,13 @@ def to_json(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def read_traces(run: Path) -> Iterator[dict[str, Any]]:
-    """Yield the trajectories of a run, those of rank 0 first; half a line left by a kill is skipped.
+    """Yield the trajectories of a run, those of rank 0 first. Lines that are not JSON objects are skipped.
 
     Args:
         run: the `output_dir` of a training run, its `_trajectories` folder, or one of the files.
 
     Raises:
-        FileNotFoundError: when there are none.
+        FileNotFoundError: the run has no traces.
     """
     run = Path(run)
     files = [run] if run.is_file() else sorted((*run.glob("*.jsonl"), *(run / FOLDER).glob("*.jsonl")))
@@ -96,6 +95,8 @@ def read_traces(run: Path) -> Iterator[dict[str, Any]]:
         with file.open("rb") as lines:
             for line in lines:
                 try:
-                    yield json.loads(line)
-                except ValueError:  # no JSON, or no text at all
+                    trace = json.loads(line)
+                except (ValueError, RecursionError):  # the line is not JSON, not even text, or nested without end
                     continue
+                if isinstance(trace, dict):
+                    yield trace

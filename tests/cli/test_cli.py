@@ -1,4 +1,4 @@
-"""The command line: what it accepts, what it refuses, and in how few words."""
+"""The command line: what it accepts, and the short errors with which it refuses the rest."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def config(tmp_path):
-    """Writes a configuration file with these fields and returns its path."""
+    """Return a function that writes a configuration file with the given fields and returns its path."""
 
     def write(text: str = "", **fields) -> str:
         path = tmp_path / "config.yaml"
@@ -43,7 +43,7 @@ def config(tmp_path):
 
 
 def fails(capsys, *arguments: str) -> str:
-    """The error text of a command that has to end with exit code 2, in at most two lines and without a traceback."""
+    """Run a command that must end with exit code 2 and at most two lines of error; return these lines."""
     assert cli.main(list(arguments)) == 2
     text = capsys.readouterr().err.strip()
     assert "Traceback" not in text
@@ -192,7 +192,7 @@ def test_every_recipe_parses(path, monkeypatch):
     script, training, _ = parse_config("train", ["--config", str(path), *ON_CPU])
     assert isinstance(script, ScriptArguments)
     assert (path.parent / "README.md").is_file()
-    # Clip-higher acts only where a generation batch feeds several updates.
+    # Clip-higher has an effect only if a generation batch feeds several updates.
     assert training.steps_per_generation * training.num_iterations > training.gradient_accumulation_steps
 
 
@@ -220,7 +220,7 @@ def test_every_value_of_the_paper_setting_says_whose_it_is(name):
 
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory):
-    """A model folder with random weights, as a user would name one."""
+    """Make a local model folder with random weights."""
     from tests.support.tiny import tiny_model, tiny_tokenizer
 
     folder = tmp_path_factory.mktemp("model")

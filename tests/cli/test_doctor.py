@@ -1,4 +1,4 @@
-"""`gvpo-trl doctor`: what it says of the sandbox, on this machine and where a container refuses a part of it."""
+"""`gvpo-trl doctor`: what it says about the sandbox, on this machine and in a container that refuses a part of it."""
 
 import errno
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gvpo_trl import sandbox
-from gvpo_trl.cli.doctor import State, _sandbox
+from gvpo_trl.cli.doctor import State, examine
 
 IN_A_CONTAINER = """
 import os, struct, sys, ctypes
@@ -18,13 +18,14 @@ program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for s
 kernel.prctl("no_new_privs", 38, 1)
 kernel.prctl("filter", 22, 2, struct.pack("@HP", len(steps), ctypes.addressof(program)))
 from gvpo_trl.cli import doctor
-print(doctor.render([doctor._sandbox()]))
+print(doctor.render(doctor.examine()))
 """
-"""Runs the check behind a filter that refuses Landlock's first call (444) with an error of choice."""
+"""Runs `doctor` behind a seccomp filter that refuses Landlock's first system call (444) with the error in argv."""
 
 
 def test_the_sandbox_of_this_machine():
-    finding, support = _sandbox(), sandbox.probe()
+    (finding,) = [finding for finding in examine() if finding.name == "sandbox"]
+    support = sandbox.probe()
     assert finding.found.startswith(f"{support.level} (rlimits")
     assert all(layer in finding.found for layer in support.layers)
     assert (finding.state, finding.remedy) == (State.OK, None) or support.level != "full"

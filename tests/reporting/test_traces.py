@@ -1,4 +1,4 @@
-"""Traces stay readable: while the run goes on, after a kill in the middle of a line, after it went on."""
+"""Traces stay readable during a run, after a kill in the middle of a line, and when the run goes on after it."""
 
 import json
 import os
@@ -99,7 +99,7 @@ def test_half_a_line_is_skipped_and_ended(tmp_path, cut):
 
 
 def test_a_writer_that_is_killed(tmp_path):
-    """SIGKILL at any moment: every line but the last is whole."""
+    """After a SIGKILL at any moment, every line but the last is whole."""
     program = (
         "import sys; from pathlib import Path\n"
         "from gvpo_trl.reporting.traces import TraceWriter\n"

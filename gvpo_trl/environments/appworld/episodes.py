@@ -17,6 +17,7 @@ from gvpo_trl.environments.appworld.wire import frames
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
 from gvpo_trl.failures import FailureKind
 from gvpo_trl.faults import EnvironmentFault, EpisodeFault, EvaluatorFault, ProtocolFault
+from gvpo_trl.reporting.text import printable_line
 
 if TYPE_CHECKING:
     from gvpo_trl.environments.appworld.client import AppWorldEnvironments
@@ -125,7 +126,8 @@ class AppWorldEpisode(abc.ABC):
             # If the task's own state can be evaluated, the tests are right and this state breaks them all.
             other = self._run_evaluation(untouched=True)
             tests = tuple(str(text) for text in [*other["passed"], *other["failed"]])
-            _log.warning("no test can run on the final state of task %s: %s", self.task_id, reply["unreplayable"])
+            cause = printable_line(str(reply["unreplayable"]))
+            _log.warning("no test can run on the final state of task %s: %s", self.task_id, cause)
             return {"passed": (), "failed": tests}
         except (frames.ChannelError, EpisodeFault, KeyError, TypeError) as error:
             raise EvaluatorFault(f"the evaluation of task {self.task_id} failed: {error}") from error

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gvpo_trl.environments.appworld.http.server import Server, ServerError, ServerLost, ServerSilent
 from gvpo_trl.faults import EnvironmentsExhausted, HostFault, SetupError
+from gvpo_trl.reporting.text import printable_line
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class Pool:
         place.failures += 1
         wait_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2 ** (place.failures - 1))
         place.retry_at = time.monotonic() + wait_s
-        place.cause = self._last_cause = f"{place.server.url}: {cause}"
+        place.cause = self._last_cause = printable_line(f"{place.server.url}: {cause}")
         logger.warning("AppWorld server %s; asked again in %g s", place.cause, wait_s)
 
     def hangs(self, place: Place, cause: Exception) -> None:
@@ -158,7 +159,7 @@ class Pool:
             place.state, place.clean = State.DOWN, False
             place.retry_at = time.monotonic() + PROBE_AGAIN_S
             place.hangs_until = time.monotonic() + self.hang_limit_s
-            place.cause = self._last_cause = f"{place.server.url}: {cause}"
+            place.cause = self._last_cause = printable_line(f"{place.server.url}: {cause}")
             logger.warning("AppWorld server %s; left alone until it answers", place.cause)
             self._changed.notify_all()
 
