@@ -4,7 +4,7 @@ The rollout loop catches an `EnvironmentFault` and starts the trajectory once mo
 fault the row is unscorable. The agent never sees the text of a fault, and no fault shapes an advantage.
 """
 
-from gvpo_trl.reporting.text import printable
+from gvpo_trl.text import printable
 
 
 class EnvironmentFault(Exception):

@@ -27,7 +27,7 @@ APPWORLD = {"appworld", "freezegun", "IPython", "sqlmodel", "sqlalchemy", "fasta
     "orjson",
 }
 """AppWorld and the libraries of its virtual environment."""
-CORE = ("failures", "faults")
+CORE = ("failures", "faults", "text")
 HELPERS = ("environments.appworld.tasks", "environments.appworld.limits")
 
 
@@ -49,19 +49,19 @@ RULES = {
     # These modules hold the method and the two kinds of failure.
     "objective": rule(libraries={"torch"}),
     "failures": rule(),
-    "faults": rule("reporting.text"),
+    "text": rule(),
+    "faults": rule("text"),
     "rewards": rule("environments.base"),
     # The rollout and the environments import no library.
     "rollout": rule(*CORE, "environments.base"),
     "environments": rule(*CORE),
     "environments.appworld": rule(
-        *(*CORE, "reporting.text"),
+        *CORE,
         *("environments.base", "environments.appworld.wire", "environments.appworld.http"),
         *("environments.appworld.engine", "pocket.generator"),  # only for the names of the programs that it starts
         libraries={"datasets"},
     ),
-    "environments.appworld.http": rule(*CORE, "environments.base", "reporting.text", *HELPERS),
-    "reporting.text": rule(),
+    "environments.appworld.http": rule(*CORE, "environments.base", "environments.appworld.wire", *HELPERS),
     "sandbox": rule(),
     # AppWorld's own Python runs these folders; the trainer's process runs some of them as well.
     "environments.appworld.wire": rule(),
@@ -70,7 +70,7 @@ RULES = {
     # These modules import the libraries of models and figures, and the last two of them TRL.
     "generation": rule(*CORE, "rollout", libraries={*MODEL, "vllm"}),
     "training": rule(*CORE, "rollout", libraries=MODEL),
-    "reporting": rule(*CORE, "rollout", "reporting.text", libraries={"matplotlib"}),
+    "reporting": rule(*CORE, "rollout", "text", libraries={"matplotlib"}),
     "config": rule("objective", libraries={"trl"}),
     "trainer": rule(
         *("config", "objective", "rewards", "rollout", "generation", "training", "reporting"),
@@ -195,7 +195,7 @@ def test_arrows(path):
         ("reporting/plots", "import matplotlib.pyplot as plt", "inside the function"),
         ("generation/vllm", "import vllm", "inside the function"),
         ("evaluation", "from trl import GRPOTrainer", "standard library: accelerate"),
-        ("reporting/text", "from gvpo_trl.faults import SetupError", "may import of this package: nothing"),
+        ("text", "from gvpo_trl.faults import SetupError", "may import of this package: nothing"),
         ("environments/appworld/client", "def f():\n    import appworld", "standard library: datasets"),
         ("environments/appworld/engine/worlds/host", "from gvpo_trl.failures import FailureKind", "wire, sandbox"),
         ("environments/appworld/engine/a_new_file", "import torch", "IPython, anyio, appworld"),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gvpo_trl import __version__
 from gvpo_trl.cli.errors import CommandError
 from gvpo_trl.faults import EnvironmentFault, SetupError
-from gvpo_trl.reporting.text import printable
+from gvpo_trl.text import printable
 
 _EPILOG = """\
 `train` and `evaluate` take every field of the configuration file as --field value; `gvpo-trl train --help` lists them.

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gvpo_trl.reporting.text import printable, printable_line
 from gvpo_trl.reporting.traces import read_traces
+from gvpo_trl.text import printable, printable_line
 
 WIDTH = 100
 """Columns of the rules between messages and of test requirements; code and observations are not wrapped."""

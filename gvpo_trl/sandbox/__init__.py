@@ -1,7 +1,7 @@
-"""Restricts a process before it runs code that nobody trusts. Knows nothing of AppWorld.
+"""Restricts a process before it runs untrusted code. Knows nothing of AppWorld.
 
 Any Python interpreter on Linux runs it; it imports the standard library alone. `engine/agents` restricts each of its
-interpreters with it, and `gvpo-trl doctor` asks what this machine's kernel offers.
+interpreters with it, and `gvpo-trl doctor` asks it what this machine's kernel offers.
 """
 
 from gvpo_trl.sandbox.restriction import NOBODY, Support, probe, restrict

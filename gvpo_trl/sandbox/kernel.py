@@ -1,4 +1,4 @@
-"""Calls of the C library with errors as exceptions: standard library only, for the other modules of this folder."""
+"""System calls whose errors are raised as exceptions."""
 
 import ctypes
 import os
@@ -20,7 +20,7 @@ def syscall(what: str, number: int, *arguments) -> int:
 
 
 def prctl(what: str, option: int, *arguments) -> None:
-    """Call `prctl`, with zeros for the arguments that are not given.
+    """Call `prctl`; arguments that are not given are 0.
 
     Raises:
         OSError: the kernel refused it; the message begins with `what`.

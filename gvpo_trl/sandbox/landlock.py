@@ -13,7 +13,7 @@ _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
 
 
 def restrict_files(abi: int, read_only: Iterable[str]) -> None:
-    """Landlock: all that this ABI knows is denied, but reading what lies below `read_only`."""
+    """Deny everything that this ABI of Landlock knows, except reading what lies below `read_only`."""
     # ABI 1 has 13 rights on files; later ones add moving between folders, truncation, ioctl on devices, sockets.
     files = (1 << 13 + (abi >= 2) + (abi >= 3) + (abi >= 5) + (abi >= 9)) - 1
     network = (0b11 if abi >= 4 else 0) | (0b1100 if abi >= 10 else 0)  # TCP, UDP: bind and connect

@@ -1,6 +1,6 @@
-"""Restricts the process that runs agent code, right after its fork: Linux on x86_64 and aarch64.
+"""Restricts a process right after its fork, in layers, on Linux on x86_64 and aarch64.
 
-Standard library only. `docs/sandbox.md` says what each layer shuts, what none does, and why no library is used.
+`docs/sandbox.md` says what each layer refuses, what no layer refuses, and why no library is used.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from gvpo_trl.sandbox.kernel import libc, prctl, syscall
 from gvpo_trl.sandbox.self_test import MAX_DESCRIPTORS
 
 NOBODY = 65534
-"""User and group that own nothing, for an interpreter that was forked by root."""
+"""User and group that own nothing; a process that root forked becomes them."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3, _CAP_SETGID, _CAP_SETUID = 0x20080522, 6, 7
@@ -34,9 +34,9 @@ class Support:
     """Version of the kernel's Landlock; 0 for none."""
     seccomp: bool
     setuid: bool
-    """Whether this process may become another user. An additional layer: `level` does not count it."""
+    """Whether this process may become another user. This layer is an additional one that `level` does not count."""
     landlock_errno: int = 0
-    """Why there is no Landlock, as the kernel's error number."""
+    """The kernel's error number if there is no Landlock, which says why."""
 
     @property
     def level(self) -> str:
@@ -45,13 +45,13 @@ class Support:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """What `restrict` puts in force."""
+        """The layers that `restrict` puts in force."""
         files = [f"landlock-{self.landlock_abi}"] if self.landlock_abi else []
         return ("rlimits", *files, *["setuid"] * self.setuid, *["seccomp"] * self.seccomp)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """One line for each thing that `full` needs and that is not there, with the remedy."""
+        """One line, with the remedy, for each thing that level `full` needs and this machine lacks."""
         lines = []
         if not self.landlock_abi and self.landlock_errno == errno.EOPNOTSUPP:
             lines.append("Landlock is switched off: add landlock to lsm= on the kernel's command line")
@@ -72,29 +72,29 @@ def probe() -> Support:
         abi, refusal = syscall("landlock_create_ruleset", landlock.CREATE_RULESET, None, 0, 1), 0
     except OSError as error:
         abi, refusal = 0, error.errno
-    # A kernel with filters follows the pointer before all else, and this one leads nowhere.
+    # A kernel with filters first follows the pointer, and fails with EFAULT because it is null.
     failed = libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, None)
     filters = failed < 0 and ctypes.get_errno() == errno.EFAULT and os.uname().machine in seccomp.ARCHITECTURES
     if filters:
-        seccomp.filter_program(os.uname().machine)  # a host that probes before it forks makes it once
+        seccomp.filter_program(os.uname().machine)  # cached, so that children inherit it
     return Support(abi, filters, _may_become_nobody(), refusal)
 
 
 def restrict(*, keep_fds: Iterable[int], read_only: Iterable[str], memory_bytes: int, parent: int) -> tuple[str, ...]:
-    """Give up, for good, all that agent code has no need of. Call it right after the fork.
+    """Give up, for good, everything that untrusted code does not need. Call this right after the fork.
 
     Args:
         keep_fds: descriptors that stay open; all others are closed, also 0, 1 and 2.
-        read_only: files and folders that can be read from now on, with all that lies below; those that are not
-            there are passed over. Nothing can be written anywhere.
+        read_only: files and folders that stay readable, with all that lies below them; missing ones are ignored.
+            Nothing can be written anywhere.
         memory_bytes: limit of the address space; 0 for none.
-        parent: process that this one must not outlive.
+        parent: id of the process that this one must not outlive.
 
     Returns:
-        The layers in force: `rlimits`, `landlock-<ABI>`, `setuid`, `seccomp`, without those that this machine lacks.
+        Those of the layers `rlimits`, `landlock-<ABI>`, `setuid`, `seccomp` that this machine has.
 
     Raises:
-        OSError: a layer that is there could not be put in force, or the parent is gone. End the process then.
+        OSError: a layer could not be put in force, or the parent is gone. End the process then.
         RuntimeError: the process has more than one thread; Landlock and seccomp would cover this one only.
     """
     if isinstance(read_only, str | bytes):
@@ -111,7 +111,7 @@ def restrict(*, keep_fds: Iterable[int], read_only: Iterable[str], memory_bytes:
     if support.setuid:
         _become_nobody()
     _drop_capabilities()
-    prctl("death signal", _PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user takes it back, so it comes after
+    prctl("death signal", _PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user resets it, so it comes after
     if os.getppid() != parent:
         raise ProcessLookupError(errno.ESRCH, f"the parent, process {parent}, is gone")
     prctl("not dumpable", _PR_SET_DUMPABLE, 0)
@@ -124,7 +124,7 @@ def restrict(*, keep_fds: Iterable[int], read_only: Iterable[str], memory_bytes:
 
 def _close_all_but(kept: frozenset[int]) -> None:
     for fd in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+        with contextlib.suppress(OSError):  # the listing itself had a descriptor
             os.close(fd)
 
 

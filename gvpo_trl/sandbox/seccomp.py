@@ -1,4 +1,4 @@
-"""seccomp: the filter that lets a process make a list of system calls and refuses all others."""
+"""seccomp: a filter that allows a list of system calls and refuses all others."""
 
 import errno
 import functools
@@ -6,8 +6,8 @@ import os
 import socket
 import struct
 
-# What the interpreter may ask of the kernel. Everything else is refused with EPERM.
-# Each entry: the call, its number on x86_64, its number on aarch64 ("-": it has none).
+# The system calls that a restricted process may make. The kernel refuses every other one with EPERM.
+# An entry holds a call, its number on x86_64 and its number on aarch64; "-" means that there is no such call.
 _CALLS = """
 read 0 63, readv 19 65, pread64 17 67, write 1 64, writev 20 66, lseek 8 62, close 3 57
 dup 32 23, dup2 33 -, dup3 292 24, fcntl 72 25, ioctl 16 29, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72
@@ -29,7 +29,7 @@ uname 63 160, getrandom 318 278, getrusage 98 165, times 100 153, prlimit64 302 
 sched_yield 24 124, futex 202 98, exit 60 93, exit_group 231 94
 """
 _CLONE3 = 435
-"""The same on both. The C library tries `clone` where this one is not there, so it is told that it is not."""
+"""The number is the same on both. The filter answers that this call does not exist, so the C library uses `clone`."""
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Machine -> column of the table, the kernel's name for the architecture (AUDIT_ARCH)."""
 
@@ -41,20 +41,20 @@ _SOCKET_FLAGS = 0o2004000
 CONDITIONS = {
     "openat": [[(2, _WRITES, 0)]],
     "open": [[(1, _WRITES, 0)]],
-    # No machine code but what permitted files hold.
+    # Memory is executable only if it maps a permitted file.
     "mmap": [[(2, _PROT_EXEC, 0)], [(2, _PROT_WRITE, 0), (3, _MAP_ANONYMOUS, 0)]],
     "mprotect": [[(2, _PROT_EXEC, 0)]],
     "prlimit64": [[(0, _INT, 0), (2, _POINTER, 0)]],
     "sendto": [[(4, _POINTER, 0)]],
     "socketpair": [[(0, _INT, socket.AF_UNIX), (1, _INT & ~_SOCKET_FLAGS, socket.SOCK_STREAM)]],
-    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC; others lock files or send signals.
+    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC. Other commands lock files or send signals.
     "fcntl": [[(1, _INT, command)] for command in (0, 1, 2, 3, 4, 1030)],
-    # TCGETS, FIONCLEX, FIOCLEX, FIONBIO: what Python asks of what it opens.
+    # TCGETS, FIONCLEX, FIOCLEX, FIONBIO, which Python uses on files that it opens.
     "ioctl": [[(1, _INT, request)] for request in (0x5401, 0x5450, 0x5451, 0x5421)],
 }
 """Call -> alternatives, each a list of (argument, mask, value): `argument & mask == value` must hold for all."""
 
-_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06  # BPF's words for these
+_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06  # codes of BPF's instructions
 _ALLOW, _KILL, _REFUSE, _PRETEND_ABSENCE = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 
 
@@ -70,7 +70,7 @@ def filter_program(machine: str) -> bytes:
     """The seccomp filter of `machine` in the kernel's format: 8 bytes an instruction."""
     x86_64, architecture = machine == "x86_64", ARCHITECTURES[machine][1]
     program = [_step(_LOAD, 4), _step(_EQUAL, architecture, 1, 0), _step(_RETURN, _KILL), _step(_LOAD, 0)]
-    if x86_64:  # the numbers of its second, 32-bit interface
+    if x86_64:  # numbers of the second, 32-bit interface are refused
         program += [_step(_AT_LEAST, 0x40000000, 0, 1), _step(_RETURN, _KILL)]
     program += [_step(_EQUAL, _CLONE3, 0, 1), _step(_RETURN, _PRETEND_ABSENCE)]
     for name, number in call_numbers(machine).items():
@@ -88,7 +88,7 @@ def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _all_of(conditions: list[tuple[int, int, int]]) -> list[bytes]:
-    """Allow if all conditions hold, else go on behind these instructions. BPF sees an argument as two halves."""
+    """Allow the call if all conditions hold, else go on behind these instructions. BPF loads an argument in halves."""
     program = [_step(_RETURN, _ALLOW)]
     for argument, mask, value in reversed(conditions):
         for half in (0, 1):

@@ -1,4 +1,4 @@
-"""What a restricted process tries on itself before it runs agent code: each attempt must be refused."""
+"""Tests a restriction from inside: the restricted process makes attempts, each of which the kernel must refuse."""
 
 import ctypes
 import os
@@ -13,17 +13,17 @@ MAX_DESCRIPTORS = 64
 _PTRACE_SEIZE = 0x4206
 
 
-def self_test(planted: str, layers: Iterable[str], kept_fds: Iterable[int]) -> list[str]:
-    """Try, in a restricted process, what must fail; one line for each thing that did not fail as it must.
+def self_test(canary: str, layers: Iterable[str], kept_fds: Iterable[int]) -> list[str]:
+    """Make every attempt in a restricted process; one line for each that was not refused.
 
     Args:
-        planted: a file with ground truth.
-        layers: what `restrict` returned; what no layer in force could shut is not tried.
+        canary: a file that the process must not be able to read.
+        layers: what `restrict` returned; an attempt that none of these layers could refuse is not made.
         kept_fds: the descriptors that `restrict` was told to keep.
     """
     in_force = {layer.partition("-")[0] for layer in layers}
     findings = [f"descriptor {fd} is open" for fd in range(4 * MAX_DESCRIPTORS) if fd not in kept_fds and _is_open(fd)]
-    for what, shut_by, attempt in attempts(planted, os.getppid()):
+    for what, shut_by, attempt in attempts(canary, os.getppid()):
         if not in_force.isdisjoint(shut_by):
             try:
                 attempt()
@@ -36,11 +36,11 @@ def self_test(planted: str, layers: Iterable[str], kept_fds: Iterable[int]) -> l
     return findings
 
 
-def attempts(planted: str, parent: int) -> list[tuple[str, set[str], Callable[[], object]]]:
-    """What must fail: its name, the layers of which one is enough, how to try it."""
-    folder, files, calls, either = os.path.dirname(planted), {"landlock"}, {"seccomp"}, {"landlock", "seccomp"}
+def attempts(canary: str, parent: int) -> list[tuple[str, set[str], Callable[[], object]]]:
+    """Each attempt: its name, the layers of which one is enough to refuse it, how to make it."""
+    folder, files, calls, either = os.path.dirname(canary), {"landlock"}, {"seccomp"}, {"landlock", "seccomp"}
     return [
-        (f"read {planted}", files, lambda: _read(planted)),
+        (f"read {canary}", files, lambda: _read(canary)),
         (f"list {folder}", files, lambda: os.listdir(folder)),
         ("read the parent's environment", files, lambda: _read(f"/proc/{parent}/environ")),
         ("reopen descriptors", files, lambda: os.listdir("/proc/self/fd")),
@@ -91,5 +91,5 @@ def _trace(pid: int) -> None:
 def _set_a_limit() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE))
-    except ValueError as error:  # Python's name for EPERM here
+    except ValueError as error:  # Python raises this for EPERM here
         raise PermissionError(str(error)) from error

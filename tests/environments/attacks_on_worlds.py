@@ -32,9 +32,12 @@ OBJECTS = {
         ),
         Sign.SAID,
     ),
-    "the main module": (
-        "main = system.modules['gvpo_trl.environments.appworld.engine.worlds.host']\n"
-        "print('WORKED' if any(type(v).__name__ == 'Prepared' for v in vars(main).values()) else '')",
+    "the host's object, on the stack": (
+        "frame, hosts = system._getframe(), []\n"
+        "while frame:\n"
+        "    hosts += [v for v in frame.f_locals.values() if type(v).__name__ in ('AgentHost', 'WorldHost')]\n"
+        "    frame = frame.f_back\n"
+        "print('WORKED' if vars(hosts[0]).get('prepared') else '')",
         Sign.SAID,
     ),
     "an open database": (
@@ -241,9 +244,9 @@ SPOOFS = {
         Sign.COMPLETED,
         None,
     ),
-    "completed, in the main module": (
+    "completed, in the episode's module": (
         (
-            "main = system.modules['gvpo_trl.environments.appworld.engine.worlds.host']\n"
+            "main = system.modules['gvpo_trl.environments.appworld.engine.worlds.episode']\n"
             "for thing in list(vars(main).values()):\n"
             "    if isinstance(thing, type) and hasattr(thing, 'step'):\n"
             "        thing.completed = thing.task_completed = lambda *_: True",

@@ -37,7 +37,7 @@ print(written, signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
 
 @pytest.mark.parametrize(
-    ("portal", "written"), [("UndisturbedPortal", "[1, 2, 3, 'time is up']"), ("Portal", "['time is up']")]
+    ("portal", "written"), [("UninterruptedPortal", "[1, 2, 3, 'time is up']"), ("Portal", "['time is up']")]
 )
 def test_a_time_out_waits_for_an_app_that_agent_code_calls(portal, written):
     root = Path(gvpo_trl.__file__).parents[1]

@@ -415,7 +415,7 @@ def test_an_interpreter_that_can_read_what_it_must_not_runs_no_agent_code(own, t
         pytest.skip("this kernel cannot restrict the interpreter in full")
     readable = sys.prefix if os.getuid() else "/usr/lib"
     planted = next(path for path in Path(readable).rglob("*.py") if path.stat().st_mode & 4)
-    monkeypatch.setitem(own._agents.launch.config, "planted", [str(planted)])
+    monkeypatch.setitem(own._agents.launch.config, "canaries", [str(planted)])
     kill_host(own._agents)
     monkeypatch.setattr(own._agents._host, "dead", True)
     try:

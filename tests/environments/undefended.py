@@ -1,7 +1,7 @@
 """A host with its defences switched off: the control of attempts that need the two processes of the split.
 
-Run in the place of `engine/boot.py`, with the same arguments; `boot` in the host's configuration is its path. The
-host's module is loaded as it is and patched before it starts. Standard library and appworld only, like the hosts.
+It runs in the place of `engine/boot.py`, with the same arguments; `boot` in the host's configuration is the path of
+that file. The host's modules are imported as they are and patched before the host starts.
 """
 
 import contextlib
@@ -12,15 +12,18 @@ import runpy
 import sys
 
 
-def open_agents(agent) -> None:
-    """Interpreters that are not restricted."""
-    agent.sandbox.restrict = lambda **options: ()
-    agent.sandbox.self_test = lambda *arguments: []
+def open_agents() -> None:
+    """Do not restrict interpreters."""
+    from gvpo_trl import sandbox
+
+    sandbox.restrict = lambda **options: ()
+    sandbox.self_test = lambda *arguments: []
 
 
-def open_worlds(host) -> None:
-    """Worlds that answer whatever they are asked, and evaluations that believe what was saved."""
-    world = host.world_module
+def open_worlds() -> None:
+    """Make worlds answer every request, and evaluations believe what was saved."""
+    from gvpo_trl.environments.appworld.engine.worlds import evaluator, host, patches, routes, world
+    from gvpo_trl.environments.appworld.wire import texts, values
 
     class TrustingWorld(world.World):
         @property
@@ -34,8 +37,8 @@ def open_worlds(host) -> None:
         def refuses(self, app, api):
             return False
 
-        def _next_call(self):
-            return expect_nothing_odd(super()._next_call)
+        def _next_call(self, chunk):
+            return expect_nothing_odd(super()._next_call, chunk)
 
         def call(self, payload):
             return expect_nothing_odd(super().call, payload)
@@ -59,19 +62,18 @@ def open_worlds(host) -> None:
         passed, failed = ([test["requirement"] for test in tests] for tests in (tracker.passes, tracker.failures))
         return {"passed": passed, "failed": failed}
 
-    world.World = TrustingWorld
+    host.World = TrustingWorld
     world.MAX_NAME = world.MAX_CALLS = world.MAX_EPISODE_BYTES = world.MAX_CHANGES_BYTES = 1 << 40
-    world.values.MAX_CALL_BYTES = 1 << 40
-    host.patches.save_any_log = lambda world: None
-    host.patches.loggable = lambda request, whole=True: request
-    world.verdicts = type("Verdicts", (), {"printable": staticmethod(lambda text: text)})
-    world.routes.guard_routes = lambda client, public: None
-    host.evaluator.evaluate = evaluate
+    values.MAX_CALL_BYTES = 1 << 40
+    patches.save_any_log = lambda world: None
+    patches.loggable = lambda request, whole=True: request
+    texts.printable = lambda text: text
+    routes.guard_routes = lambda client, public: None
+    evaluator.evaluate = evaluate
 
 
 if __name__ == "__main__":
     runpy.run_path(json.loads(os.environ["GVPO_HOST"])["boot"])["load_package"]()
     name = sys.argv.pop(1)
-    module = importlib.import_module(name)
-    (open_agents if name.endswith("agents.host") else open_worlds)(module)
-    module.main()
+    open_agents() if name.endswith("agents.host") else open_worlds()
+    importlib.import_module(name).main()

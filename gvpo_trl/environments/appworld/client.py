@@ -139,8 +139,7 @@ class AppWorldEnvironments:
             "rehearse": rehearse,
             "memory_bytes": memory_mb * 1024 * 1024 if memory_mb else 0,
         }
-        planted = [self._workspace.planted, self.root / "data/tasks" / config["warm_up_task"] / "ground_truth"]
-        config["planted"] = [str(path / "evaluation.py") for path in planted]
+        config["canaries"] = [str(self._workspace.planted / "evaluation.py")]
 
         def keeper(name: str, module: str, **options: object) -> HostKeeper:
             launch = Launch(

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from gvpo_trl.environments.appworld.hosts import Child
 from gvpo_trl.environments.appworld.limits import KILL_AFTER_S, TIMEOUT_TEXT
-from gvpo_trl.environments.appworld.wire import frames
+from gvpo_trl.environments.appworld.wire import frames, texts
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
 from gvpo_trl.failures import FailureKind
 from gvpo_trl.faults import EnvironmentFault, EpisodeFault, EvaluatorFault, ProtocolFault
-from gvpo_trl.reporting.text import printable_line
+from gvpo_trl.text import printable_line
 
 if TYPE_CHECKING:
     from gvpo_trl.environments.appworld.client import AppWorldEnvironments
@@ -333,7 +333,7 @@ def step_result(reply: dict, max_output_chars: int) -> StepResult:
     if verdict is not None and verdict not in list(FailureKind):
         raise frames.ChannelGarbage(f"an unknown verdict {verdict!r}")
     return StepResult(
-        text=text[: max_output_chars + 100].encode("utf-8", "backslashreplace").decode(),
+        text=texts.printable(text[: max_output_chars + 100]),
         failure=None if verdict is None else FailureKind(verdict),
         ended=reply.get("ended") is True,
     )

@@ -15,16 +15,3 @@ def check_at_least(minimum: int, **values: float) -> None:
     for name, value in values.items():
         if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value < math.inf:
             raise SetupError(f"{name}={value!r} must be a number of at least {minimum}")
-
-
-def cut_output(text: str, limit: int, whole: bool = True) -> str:
-    """The first `limit` characters of a text, with a last line that says how many were cut.
-
-    Args:
-        text: what was printed.
-        limit: in characters.
-        whole: whether the text had not been cut before.
-    """
-    if whole and len(text) <= limit:
-        return text
-    return text[:limit] + f"\n[{'' if whole else 'at least '}{max(1, len(text) - limit)} characters more were cut]"

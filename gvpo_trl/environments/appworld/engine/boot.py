@@ -1,9 +1,9 @@
 """Runs a module of this package in AppWorld's virtual environment, where the package is not installed.
 
-Run by path as `<appworld venv>/bin/python -I boot.py MODULE [ARGUMENT …]`; MODULE is the full name of a module with
-a function `main`. This is the one place that loads code of the package by its path. The package keeps its own name, so
-its modules import each other as they do everywhere. Its folder is not put on `sys.path`: that would be the trainer's
-`site-packages`, whose libraries must not be found here.
+The trainer's side starts it by path as `<appworld venv>/bin/python -I boot.py MODULE [ARGUMENT …]`; MODULE is the
+full name of a module with a function `main`. No other code loads the package by its path. The package keeps its own
+name, so its modules import each other as they do everywhere. Its folder is not put on `sys.path`: that would be the
+trainer's `site-packages`, whose libraries must not be found here.
 """
 
 import importlib
@@ -15,7 +15,7 @@ PACKAGE = "gvpo_trl"
 
 
 def command(python: Path | str, module: str, *arguments: str) -> list[str]:
-    """What to run so that AppWorld's interpreter `python` calls the `main` of a module of this package."""
+    """The command with which AppWorld's interpreter `python` calls the `main` of a module of this package."""
     return [str(python), "-I", __file__, module, *arguments]
 
 

@@ -1,16 +1,18 @@
-"""A warm process that forks a child per request: standard library only, the loop of `host.py`.
+"""A warm process that forks a child per request: what the hosts of worlds and of agents have in common.
 
-The trainer holds the other end of one control socket. It asks for a child with `spawn`, handing over the socket on
-which that child will talk to the trainer directly, and for its end with `reap`. The server answers at once and runs
-nothing itself, so a child that hangs holds up nobody.
+The trainer holds the other end of one control socket. It asks for a child with `spawn`, which hands over the socket on
+which that child talks to the trainer directly, and ends a child with `reap`. The server answers at once and runs no
+work itself, so a child that hangs delays no other.
 
-Nothing is left behind: children die with the server (death signal), the server ends when the control socket closes or
-the trainer's process is gone, and what a child started itself is found and killed, for the server adopts orphans.
+No process is left behind. Children die with the server (death signal). The server ends when the control socket closes
+or the trainer's process is gone. It adopts the orphans of its children, and finds and kills them.
 """
 
 import contextlib
 import ctypes
+import dataclasses
 import gc
+import json
 import os
 import select
 import signal
@@ -18,6 +20,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from typing import TypeVar
 
 from gvpo_trl.environments.appworld.wire import frames
 
@@ -28,6 +31,16 @@ HUGE_PAGE = 2 * 1024 * 1024
 PF_EXITING = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 _exit = os._exit
+AnyConfig = TypeVar("AnyConfig")
+
+
+def read_config(kind: type[AnyConfig]) -> AnyConfig:
+    """Take the configuration out of the environment variable `GVPO_HOST` and fill the dataclass `kind` from it.
+
+    The trainer's side gives all hosts the same configuration, so fields that `kind` does not have are ignored.
+    """
+    given = json.loads(os.environ.pop("GVPO_HOST"))
+    return kind(**{field.name: given[field.name] for field in dataclasses.fields(kind)})
 
 
 def die_with_parent(parent: int) -> None:
@@ -45,7 +58,7 @@ def outlive_parent_thread() -> None:
 def use_huge_pages() -> None:
     """Have the kernel map this process's memory in pages of 2 MiB, so that a fork copies few page tables.
 
-    A child that writes to one gets small pages of its own, as ever. Kernels before 6.1 know no such request.
+    A child that writes to such a page gets small pages of its own. Kernels before 6.1 do not know the request.
     """
     with open("/proc/self/maps") as maps:
         regions = [line.split() for line in maps]
@@ -57,9 +70,10 @@ def use_huge_pages() -> None:
 
 
 def run(warm_up: Callable[[], dict], children: dict[str, Callable[..., None]]) -> None:
-    """Warm up, say so, then fork a `children[kind](*sockets, request)` per request until the trainer is gone.
+    """Warm up, tell the trainer, then fork a child per request until the trainer is gone.
 
-    Called as `python -I <script> <control fd> <trainer's pid>`. `children` is read after the warm-up.
+    The command line holds the number of the control descriptor and the trainer's process id. A child calls
+    `children[kind](*sockets, request)`.
     """
     control_fd, trainer = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(trainer)
@@ -76,7 +90,7 @@ def run(warm_up: Callable[[], dict], children: dict[str, Callable[..., None]]) -
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, the pages that children share
     use_huge_pages()
-    frames.send_control(control, {"ready": True, "pid": os.getpid(), **facts})
+    frames.send_control(control, {"ready": True, **facts})
     _Server(control, trainer, children).serve()
 
 
@@ -118,11 +132,10 @@ class _Server:
         message, fds = frames.receive_control(self.control)
         if message["op"] == "spawn":
             reply = self.spawn(message, fds)
-        elif message["op"] == "reap":
-            status, killed = self.kill(message["child"])
-            reply = {"ok": True, "status": status, "killed": killed}
         else:
-            reply = {"ok": False, "error": f"unknown request {message['op']!r}"}
+            assert message["op"] == "reap", "the trainer's side sends these two"
+            status, killed = self.kill(message["child"])
+            reply = {"status": status, "killed": killed}
         frames.send_control(self.control, reply | {"id": message["id"]})
 
     def spawn(self, message: dict, fds: list[int]) -> dict:
@@ -155,8 +168,10 @@ class _Server:
     def kill(self, request_id: int) -> tuple[int | None, bool]:
         """End a child and all that it started.
 
-        Its wait status, `None` when the id is unknown; and whether it lived until it was killed here. One that was on
-        its way out did not, though its sockets are closed a little before it can be waited for.
+        Returns:
+            Its wait status, `None` when the id is unknown; and whether this call killed it. A child whose exit had
+            begun before counts as ended by itself, though the kernel closes its sockets a little before it can be
+            waited for.
         """
         pid = self.pids.pop(request_id, None)
         if pid is None:
@@ -180,7 +195,7 @@ class _Server:
                 _kill_group(pid)
 
     def kill_strays(self) -> None:
-        """End what agent code started and left to us: an orphan in a session of its own."""
+        """End the orphans that this server adopted: processes that agent code started in sessions of their own."""
         known = set(self.pids.values())
         for pid in _children(os.getpid()):
             if pid not in known:
@@ -190,7 +205,7 @@ class _Server:
 
 
 def _is_exiting(pid: int) -> bool:
-    """Whether the kernel has begun to end the process; it sets this flag before it closes the process's files."""
+    """Whether the kernel has begun to end the process. It sets this flag before it closes the process's files."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return bool(int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING)
 

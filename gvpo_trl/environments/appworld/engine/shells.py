@@ -1,7 +1,7 @@
-"""The Python in which agent code runs, made ready in a host before it forks: standard library and appworld's packages.
+"""Prepares the Python shell in which agent code runs, in a host before it forks.
 
-Both isolation modes use it: in `process` the shell belongs to the process that holds the world, in `split` to one that
-holds none.
+Both isolation modes use it. With `process` the shell belongs to the process that holds the world; with `split` it
+belongs to a process without a world.
 """
 
 import ast
@@ -9,7 +9,7 @@ import contextlib
 import functools
 import sys
 
-PREPARED_TEXTS = (
+REHEARSED_CODE = (
     "print([1], {'a': 1}, 'x')",
     "import re, datetime\nprint(datetime.datetime.strptime('2023-05-18', '%Y-%m-%d').strftime('%A'))",
     "def f():\n    return [1 / 0 for _ in range(1)]\nf()",
@@ -23,11 +23,11 @@ PREPARED_TEXTS = (
     "print(DateTime.now(), pendulum.now().diff_for_humans(), pendulum.parse('2023-05-18'))",
     "import difflib, pprint, textwrap, uuid, yaml\nprint(yaml.safe_load('a: 1'), uuid.uuid4())",
 )
-"""Code of many kinds, run once in a host so that what it imports on its way is there after the restriction."""
+"""Code of many kinds. A host runs it once, so that all modules it needs are imported before the restriction."""
 
 
 def new_shell():
-    """The shell of an `AppWorld`, made as its constructor makes it."""
+    """A shell like the one that the constructor of `AppWorld` makes."""
     import appworld.environment as environment
     from traitlets.config.loader import Config
 
@@ -41,7 +41,7 @@ def new_shell():
 
 
 def shell_with(preamble: str):
-    """A shell in which the preamble of every world has run; it passes over it once."""
+    """A shell in which the preamble of every world has run; it skips the preamble when it is told to run it again."""
     shell = new_shell()
     shell.run_cell(preamble)
     run_cell = shell.run_cell
@@ -57,9 +57,9 @@ def shell_with(preamble: str):
 
 
 def standing_in(max_interactions: int, timeout_seconds: int):
-    """An `AppWorld` that `execute` can be called on and that has no world: its preamble has run, it saves nothing.
+    """An `AppWorld` object without a world, on which `execute` works: its preamble has run, and it saves nothing.
 
-    Its `apis` and `requester` are `None` until an episode sets them.
+    Its `apis` and `requester` do nothing until an episode sets them.
     """
     import types
 
@@ -86,13 +86,14 @@ def standing_in(max_interactions: int, timeout_seconds: int):
 
 class _NoRequester:
     def reset_request_count(self) -> None:
-        """There are none to count."""
+        """Do nothing, because there are no requests."""
 
 
 def preload() -> None:
-    """Import what agent code may import, and what that imports or reads later: after the restriction no file need be.
+    """Import what agent code may import, and what these modules import or read later.
 
-    An interpreter that becomes another user may not be able to read the folder of its own library.
+    After the restriction no file needs to be read then. An interpreter that becomes another user may not be able to
+    read the folder of its own library.
     """
     import encodings
     import importlib
@@ -102,7 +103,7 @@ def preload() -> None:
 
     names = [f"encodings.{module.name}" for module in pkgutil.iter_modules(encodings.__path__)]
     packages = ["collections.abc", "asyncio", "unittest.mock", "_strptime", "stringprep", "unicodedata", "zoneinfo"]
-    packages += ["appworld.common.random", "appworld.apps.api_lib"]  # what AppWorld's dates import when first asked
+    packages += ["appworld.common.random", "appworld.apps.api_lib"]  # AppWorld's dates import these at first use
     for name in [*sorted(safety_guard.ALLOWED_MODULE_NAMES), *packages, *names]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -118,9 +119,9 @@ def preload() -> None:
 
 
 def rehearse(world) -> None:
-    """Run code of many kinds in a world that stands in, and forget it."""
+    """Run code of many kinds in an object that `standing_in` made, then undo its effects."""
     namespace = dict(world.shell.user_ns)
-    for code in PREPARED_TEXTS:
+    for code in REHEARSED_CODE:
         world.execute(code)
     world.shell.user_ns.clear()
     world.shell.user_ns.update(namespace)
@@ -129,7 +130,7 @@ def rehearse(world) -> None:
 
 
 def freeze_clock() -> None:
-    """Freeze the host's clock: in its children, which freeze it again to their own date, that costs nothing more."""
+    """Freeze the host's clock, which makes it cheap for children to freeze theirs to a date of their own."""
     from datetime import datetime
 
     from appworld.apps.api_lib import set_local_date_and_time
@@ -138,7 +139,7 @@ def freeze_clock() -> None:
 
 
 def quicken_guard() -> None:
-    """Ask AppWorld's guard only where it could refuse, for it parses the code three times, and each module only once.
+    """Skip AppWorld's guard for code that it cannot refuse, because the guard parses the code three times.
 
     The guard refuses imports of modules and calls of functions on a list. Code that imports allowed modules only, and
     in which no identifier is the last part of a listed function's path, cannot be refused.
@@ -154,7 +155,7 @@ def quicken_guard() -> None:
             return [part for name in (module, *(alias.name for alias in node.names)) for part in name.split(".")]
         return [getattr(node, "attr", None) or getattr(node, "id", None)]
 
-    def is_doubtful(node: ast.AST) -> bool:
+    def could_be_refused(node: ast.AST) -> bool:
         modules = []
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -166,11 +167,11 @@ def quicken_guard() -> None:
 
     def quick(self, code: str) -> tuple[bool, str]:
         with contextlib.suppress(Exception):
-            if not any(is_doubtful(node) for node in ast.walk(ast.parse(code))):
+            if not any(could_be_refused(node) for node in ast.walk(ast.parse(code))):
                 return True, ""
         return is_syntax_safe(self, code)
 
     safety_guard.SafetyGuard.is_syntax_safe = quick
-    # Before and after each step it swaps some hundred functions, and asks for the module of each.
+    # Before and after each step the guard swaps some hundred functions, and looks up the module of each.
     find = safety_guard.SafetyGuard.module_by_path.__func__
     safety_guard.SafetyGuard.module_by_path = classmethod(functools.cache(find))

@@ -1,16 +1,21 @@
-"""How a step went, seen from inside AppWorld's `execute` and never read off its text: standard library and appworld.
+"""Runs a step of agent code with AppWorld's `execute`, and records from inside how the step went.
 
-`execute` decides on one of several ways: refuse the code, fail to parse it, run it. The recorder watches which one it
-takes, and keeps the objects that decide: the shell's result and the exceptions that stand for an app's error status.
+`execute` ends in one of several ways: it refuses the code, fails to parse it, or runs it. The recorder watches which
+one happens, and keeps the objects that decide the verdict: the shell's result and the exceptions that stand for an
+app's error status. The text of the step plays no part, because agent code can print any text.
 """
 
 import contextlib
 import sys
 import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gvpo_trl.environments.appworld.wire import texts
 
 
 class Recorder:
-    """Watches one world. `start` before a step, `verdict` after it."""
+    """Watches one world. Call `start` before a step and `verdict` after it."""
 
     def __init__(self, world) -> None:
         self.code = ""
@@ -53,16 +58,16 @@ class Recorder:
         requester._request = watched_request
 
     def start(self, code: str) -> None:
-        """Forget the last step."""
+        """Forget the last step and expect this code."""
         self.code, self.refused, self.ran, self.result = code, False, False, None
         self.api_errors.clear()
         self.api_calls = []
 
     def verdict(self, escaped: BaseException | None = None) -> str | None:
-        """The failure kind of the step just run, `None` when it executed.
+        """The failure kind of the step that ran last; `None` when its code executed.
 
         Args:
-            escaped: the exception that left `execute`, when one did.
+            escaped: the exception that left `execute`, if one did.
         """
         if escaped is not None:
             return self._kind(escaped)
@@ -92,26 +97,55 @@ class Recorder:
         return "runtime"
 
 
-def text_of(error: BaseException) -> str:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a step gave."""
+
+    text: str
+    """What the agent sees, cut to the limit."""
+    verdict: str | None
+    """The failure kind, `None` when the code executed."""
+    ended: bool
+    """Whether the code ended its interpreter."""
+    escaped: BaseException | None
+    """The exception that left `execute`, if one did: AppWorld's bookkeeping of the step is not done then."""
+
+
+def run_step(world, recorder: Recorder, code: str, max_output_chars: int) -> Outcome:
+    """Run agent code in a world, or in an object that stands in for one."""
+    recorder.start(code)
+    escaped, ended = None, False
+    try:
+        with full_recursion_depth():
+            text = world.execute(code)
+        verdict = recorder.verdict()
+    except BaseException as error:
+        # AppWorld does not catch what is no `Exception`, nor what its own bookkeeping raises.
+        text, verdict, escaped = _describe(error), recorder.verdict(error), error
+        ended = verdict == "exited"
+        world.safety_guard.disable()
+        world.num_interactions += 1
+    text = texts.printable(text)
+    if len(text) > max_output_chars:
+        text, verdict = texts.cut_output(text, max_output_chars), verdict or "output"
+    return Outcome(text=text, verdict=verdict, ended=ended, escaped=escaped)
+
+
+def _describe(error: BaseException) -> str:
     """What the agent sees of an exception that `execute` itself does not put into words."""
     return "Execution failed. Traceback:\n" + "".join(traceback.format_exception_only(error)).rstrip()
 
 
-def printable(text: str) -> str:
-    """The text with lone surrogates spelled out, which neither a log nor a tokenizer takes."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 @contextlib.contextmanager
-def called_from_the_top():
-    """Give agent code the recursion depth that it has when `execute` is called from the top of a script.
+def full_recursion_depth() -> Iterator[None]:
+    """Give agent code the recursion depth that it has when a script calls `execute` at its top level.
 
     Tracebacks of endless recursion say how often a line repeated, and that depends on how deep the caller stands.
     """
     limit, depth, frame = sys.getrecursionlimit(), 0, sys._getframe()
     while frame.f_back is not None:
         depth, frame = depth + 1, frame.f_back
-    # Two frames of this context manager are gone when the code runs, one of the recorder is there instead.
+    # Two frames of this context manager are gone when the code runs, and the recorder has added one.
     sys.setrecursionlimit(limit + depth - 1)
     try:
         yield

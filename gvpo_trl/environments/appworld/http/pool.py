@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gvpo_trl.environments.appworld.http.server import Server, ServerError, ServerLost, ServerSilent
 from gvpo_trl.faults import EnvironmentsExhausted, HostFault, SetupError
-from gvpo_trl.reporting.text import printable_line
+from gvpo_trl.text import printable_line
 
 logger = logging.getLogger(__name__)
 

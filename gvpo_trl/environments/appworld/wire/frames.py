@@ -1,8 +1,8 @@
-"""Messages between the trainer, the hosts and their children: standard library only, used on both sides.
+"""Messages between the trainer, the hosts and their children, for every side of their sockets.
 
-Two kinds of sockets. The *control* socket between the trainer and a host keeps message boundaries (SOCK_SEQPACKET) and
-carries file descriptors. The *stream* socket of one episode or evaluation carries frames: four bytes of length, then
-JSON. Never pickle: an episode's process runs agent code, so nothing it sends may be more than data.
+There are two kinds of sockets. The *control* socket between the trainer and a host keeps message boundaries
+(SOCK_SEQPACKET) and carries file descriptors. The *stream* socket of one episode or evaluation carries frames: four
+bytes of length, then JSON. Pickle is never used: agent code may have written the message, so it must be mere data.
 """
 
 import json
@@ -13,6 +13,8 @@ import time
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_CONTROL_BYTES = 64 * 1024
+PIECE_BYTES = 1 << 20
+"""Bytes that one system call reads at most."""
 _LENGTH = struct.Struct(">I")
 
 
@@ -32,6 +34,69 @@ class ChannelGarbage(ChannelError):
     """What arrived is too long, or no JSON object."""
 
 
+class FrameTooLong(ChannelGarbage):
+    """A frame announces more bytes than the limit.
+
+    Args:
+        announced: bytes of its payload.
+        limit: the most that is taken.
+    """
+
+    def __init__(self, announced: int, limit: int) -> None:
+        super().__init__(f"a frame announces {announced} bytes, the limit is {limit}")
+        self.announced = announced
+
+
+def pack_frame(payload: bytes) -> bytes:
+    """The bytes of one frame."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class FrameBuffer:
+    """Collects the bytes of frames as they arrive; `len` of it is the number of bytes that it holds.
+
+    Args:
+        limit: the most bytes that a frame's payload may have.
+    """
+
+    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
+        self._limit = limit
+        self._bytes = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    @property
+    def missing(self) -> int:
+        """Bytes that the current frame still lacks; bytes of its length while the length is not whole."""
+        return max(0, self._end() - len(self._bytes))
+
+    def feed(self, chunk: bytes) -> bytes | None:
+        """Take in what was received; the payload of the current frame once it is whole.
+
+        Bytes behind that frame stay for the next one.
+
+        Raises:
+            FrameTooLong: the frame announces more bytes than the limit.
+        """
+        self._bytes += chunk
+        end = self._end()
+        if len(self._bytes) < end:
+            return None
+        payload = bytes(self._bytes[_LENGTH.size : end])
+        del self._bytes[:end]
+        return payload
+
+    def _end(self) -> int:
+        """Where the current frame ends; where its length ends while the length is not whole."""
+        if len(self._bytes) < _LENGTH.size:
+            return _LENGTH.size
+        (announced,) = _LENGTH.unpack_from(self._bytes)
+        if announced > self._limit:
+            raise FrameTooLong(announced, self._limit)
+        return _LENGTH.size + announced
+
+
 def send(sock: socket.socket, message: dict, limit: int = MAX_FRAME_BYTES) -> None:
     """Send one frame.
 
@@ -44,7 +109,7 @@ def send(sock: socket.socket, message: dict, limit: int = MAX_FRAME_BYTES) -> No
     if len(payload) > limit:
         raise ChannelGarbage(f"a message of {len(payload)} bytes is over the limit of {limit}")
     try:
-        sock.sendall(_LENGTH.pack(len(payload)) + payload)
+        sock.sendall(pack_frame(payload))
     except TimeoutError as error:
         raise ChannelTimeout("the other side does not read") from error
     except OSError as error:
@@ -60,29 +125,26 @@ def receive(sock: socket.socket, timeout_s: float | None = None, limit: int = MA
         ChannelGarbage: the frame is longer than `limit` bytes or holds no JSON object.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    (length,) = _LENGTH.unpack(_receive_exactly(sock, _LENGTH.size, deadline))
-    if length > limit:
-        raise ChannelGarbage(f"a frame announces {length} bytes, the limit is {limit}")
-    return _decode(_receive_exactly(sock, length, deadline))
-
-
-def _receive_exactly(sock: socket.socket, size: int, deadline: float | None) -> bytes:
-    chunks = bytearray()
-    while len(chunks) < size:
-        remaining = None if deadline is None else deadline - time.monotonic()
-        if remaining is not None and remaining <= 0:
-            raise ChannelTimeout("no answer in time")
-        try:
-            sock.settimeout(remaining)
-            chunk = sock.recv(min(size - len(chunks), 1 << 20))
-        except TimeoutError as error:
-            raise ChannelTimeout("no answer in time") from error
-        except OSError as error:
-            raise ChannelClosed(f"cannot receive: {error}") from error
+    buffer, payload = FrameBuffer(limit), None
+    while payload is None:
+        chunk = _receive_piece(sock, min(buffer.missing, PIECE_BYTES), deadline)
         if not chunk:
-            raise ChannelClosed("closed in the middle of a message" if chunks else "closed")
-        chunks += chunk
-    return bytes(chunks)
+            raise ChannelClosed("closed in the middle of a message" if len(buffer) else "closed")
+        payload = buffer.feed(chunk)
+    return _decode(payload)
+
+
+def _receive_piece(sock: socket.socket, size: int, deadline: float | None) -> bytes:
+    remaining = None if deadline is None else deadline - time.monotonic()
+    if remaining is not None and remaining <= 0:
+        raise ChannelTimeout("no answer in time")
+    try:
+        sock.settimeout(remaining)
+        return sock.recv(size)
+    except TimeoutError as error:
+        raise ChannelTimeout("no answer in time") from error
+    except OSError as error:
+        raise ChannelClosed(f"cannot receive: {error}") from error
 
 
 def send_control(sock: socket.socket, message: dict, fds: tuple[int, ...] = ()) -> None:
@@ -108,7 +170,7 @@ def receive_control(sock: socket.socket, timeout_s: float | None = None) -> tupl
     Raises:
         ChannelClosed: the other side is gone.
         ChannelTimeout: the time is up.
-        ChannelGarbage: not a JSON object.
+        ChannelGarbage: the message is no JSON object.
     """
     try:
         sock.settimeout(timeout_s)

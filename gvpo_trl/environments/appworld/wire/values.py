@@ -1,8 +1,8 @@
-"""What the agent's interpreter and the world's process say to each other: standard library only, used on both sides.
+"""Python values in the messages between the agent's interpreter and the world's process.
 
-Values travel as JSON, never as pickle. A value that JSON has no form for is spelled out as `{"$tag": …}`; one that no
-tag fits is replaced by an object that has its type's name and its text, which is all that a request shows of it: an
-address takes the text, and a body refuses the value by the name of its type.
+Values travel as JSON, never as pickle. A value without a JSON form is written as `{"$tag": …}`. A value that no tag
+fits is replaced by an object with its type's name and its text. A request shows no more of it than that: an address
+takes the text, and a body refuses the value by the name of its type.
 """
 
 import builtins
@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import decimal
 import enum
-import json
 import os
 import pathlib
 import random
@@ -20,10 +19,9 @@ import uuid
 from collections.abc import Iterator
 
 MAX_CALL_BYTES = 1024 * 1024
-"""Longest message of an agent to its world."""
-RANDOM_WORDS = 625
+"""Bytes that a message of an interpreter to its world may have."""
 _PLAIN = (str, int, float, bool, type(None))
-_RAW = {
+_PLAIN_CONTENT = {
     "str": (str, str.__str__),
     "int": (int, int.__int__),
     "float": (float, float.__float__),
@@ -33,13 +31,12 @@ _RAW = {
     "set": (set, lambda value: {*value}),
     "frozenset": (frozenset, lambda value: frozenset({*value})),
 }
-"""Kinds that a subclass may stand for, and what it holds whatever it says of itself: JSON is made of that."""
-_MOMENTS = {"datetime": datetime.datetime, "date": datetime.date, "time": datetime.time}
-_dumps, _loads = json.dumps, json.loads
+"""Name -> a built-in type, and how to read the content of a subclass of it past the methods that it overrides."""
+_DATETIMES = {"datetime": datetime.datetime, "date": datetime.date, "time": datetime.time}
 
 
 def encode(value):
-    """A value as what JSON can say."""
+    """The value in types that JSON can express."""
     if type(value) in _PLAIN:
         return value
     if type(value) is list:
@@ -58,12 +55,12 @@ def encode(value):
 def _describe(value) -> dict:
     described = {"module": type(value).__module__, "name": type(value).__qualname__}
     described |= {"text": _text(str, value), "repr": _text(repr, value)}
-    for kind, moment in _MOMENTS.items():
-        if isinstance(value, moment):
-            return described | {"kind": kind, "iso": moment.isoformat(value)}
-    for kind, (plain, raw) in _RAW.items():
+    for kind, datetime_type in _DATETIMES.items():
+        if isinstance(value, datetime_type):
+            return described | {"kind": kind, "iso": datetime_type.isoformat(value)}
+    for kind, (plain, read) in _PLAIN_CONTENT.items():
         if isinstance(value, plain):
-            return described | {"kind": kind, "value": encode(raw(value))}
+            return described | {"kind": kind, "value": encode(read(value))}
     return described | {"logged": encode(_logged(value))}
 
 
@@ -75,7 +72,7 @@ def _text(how, value) -> str:
 
 
 def _logged(value):
-    """What AppWorld's log of calls shows of a value: the rules of its encoder, and the text where they fail."""
+    """What AppWorld's log of calls shows of a value: its encoder's rules, and the text where none of them fits."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, collections.deque):
@@ -93,16 +90,16 @@ def _logged(value):
 
 
 class Described:
-    """Stands for a value that has no form here. `logged` is for the log of calls."""
+    """Stands for a value that cannot travel. The log of calls shows its `logged`."""
 
     logged = None
 
 
 def decode(value):
-    """What `encode` was given, or an object that a request cannot tell from it.
+    """The value that `encode` was given, or an object that a request cannot tell from it.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: not made by `encode`.
+        ValueError, TypeError, KeyError, AttributeError: `encode` did not make this.
     """
     if isinstance(value, list):
         return [decode(entry) for entry in value]
@@ -119,10 +116,10 @@ def _object(described: dict):
     text, spelled, kind = str(described["text"]), str(described["repr"]), described.get("kind")
     name = str(described["name"])
     shown = {"__module__": str(described["module"]), "__str__": lambda self: text, "__repr__": lambda self: spelled}
-    if kind in _MOMENTS:
-        return type(name, (_MOMENTS[kind],), shown).fromisoformat(described["iso"])
+    if kind in _DATETIMES:
+        return type(name, (_DATETIMES[kind],), shown).fromisoformat(described["iso"])
     if kind is not None:
-        return type(name, (_RAW[kind][0],), shown)(decode(described["value"]))
+        return type(name, (_PLAIN_CONTENT[kind][0],), shown)(decode(described["value"]))
     return type(name, (Described,), shown | {"logged": decode(described["logged"])})()
 
 
@@ -136,14 +133,14 @@ _TAGS = {
 }
 
 
-class Dice:
-    """Keeps the two processes' `random` one sequence, as code and APIs share one in AppWorld."""
+class SharedRandom:
+    """Makes the `random` modules of two processes one sequence, because code and APIs share one in AppWorld."""
 
     def __init__(self) -> None:
         self._known = random.getstate()
 
-    def news(self) -> list | None:
-        """The state to send, `None` when the other side has it."""
+    def changed_state(self) -> list | None:
+        """The state to send to the other side; `None` when the other side has it."""
         state = random.getstate()
         if state == self._known:
             return None
@@ -151,7 +148,7 @@ class Dice:
         return [state[0], list(state[1]), state[2]]
 
     def take(self, state) -> None:
-        """Take over the other side's state; what is none is passed over."""
+        """Take over the other side's state; ignore a value that is no state."""
         try:
             random.setstate((state[0], tuple(state[1]), state[2]))
         except (TypeError, ValueError, IndexError, KeyError, OverflowError):
@@ -159,22 +156,25 @@ class Dice:
         self._known = random.getstate()
 
     @contextlib.contextmanager
-    def unforeseeable(self) -> Iterator[None]:
-        """Have what is drawn meanwhile not follow from the sequence, which goes on as after one code drawn."""
+    def unpredictable(self) -> Iterator[None]:
+        """Draw from a seed of the operating system inside the block, then go on with the sequence.
+
+        When the block draws anything, the sequence goes on as if the block had drawn one code of 128 bits from it.
+        """
         state = random.getstate()
         random.seed(os.urandom(32))
-        other = random.getstate()
+        seeded = random.getstate()
         try:
             yield
         finally:
-            drawn = random.getstate() != other
+            drawn = random.getstate() != seeded
             random.setstate(state)
             if drawn:
                 random.getrandbits(128)
 
 
 def describe_error(error: Exception) -> dict:
-    """An exception that a call raised, for the other side to raise."""
+    """The description of an exception that a call raised, from which the other side builds its own."""
     try:
         arguments = encode(list(error.args))
     except Exception:
@@ -188,7 +188,7 @@ def describe_error(error: Exception) -> dict:
 
 
 def build_error(described: dict, modules: dict) -> Exception:
-    """An exception that prints as the described one; of its own class where that is at hand."""
+    """An exception that prints as the described one, of the same class where this process has that class."""
     module, name, text = described["module"], described["name"], described["text"]
     known = vars(builtins) if module == "builtins" else vars(modules[module]) if module in modules else {}
     base = known.get(name)

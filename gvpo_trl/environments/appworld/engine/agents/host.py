@@ -1,11 +1,11 @@
-"""The interpreter that agent code runs in: a process that holds no world, no data and no ground truth.
+"""The program of the host of interpreters: forks one restricted process per episode, which runs the agent's code.
 
-Run by path with `python -I agent.py <control fd> <trainer's pid>` in AppWorld's own virtual environment; the
-configuration is the environment variable `GVPO_HOST`, JSON. This host imports what agent code may import, makes an
-IPython shell ready and then forks one interpreter per episode, which restricts itself (`sandbox.py`) before it runs
-anything. API calls go over a socket to the process that holds the world (`world.py`).
+`boot.py` runs `main` with the control descriptor and the trainer's process id; the environment variable `GVPO_HOST`
+holds the configuration as JSON. The host imports what agent code may import and prepares an IPython shell. Then it
+forks one interpreter per episode, which restricts itself (`sandbox`) before it runs agent code. An interpreter holds
+no world, no data and no ground truth. Its API calls go over a socket to the process that holds the world.
 
-What a step prints is made by AppWorld's own `execute`, called on an `AppWorld` object that was never initialized: it
+The text of a step comes from AppWorld's own `execute`, called on an `AppWorld` object that was never initialized: it
 has the attributes that `execute` reads, and a requester whose requests go over the socket.
 """
 
@@ -16,117 +16,130 @@ import os
 import socket
 import sys
 import sysconfig
+from dataclasses import dataclass
 
 from gvpo_trl import sandbox
 from gvpo_trl.environments.appworld.engine import forkserver, shells, verdicts
 from gvpo_trl.environments.appworld.engine.agents import calls
-from gvpo_trl.environments.appworld.wire import frames, values
+from gvpo_trl.environments.appworld.wire import frames, texts, values
 
-CONFIG: dict = {}
-"""What the trainer's side asked for; `main` fills it."""
+# Agent code may replace these in their modules.
 _loads, _exit = json.loads, os._exit
 READABLE = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     *(entry for entry in sys.path if os.path.isdir(entry)),
     *("/usr/lib", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/localtime", "/dev/null", "/dev/urandom"),
 )
-"""What an interpreter can read: Python and its libraries, the time zones, no data of ours."""
-WORLD = None
-"""The object that `execute` is called on, made before the fork."""
+"""What an interpreter can read: Python and its libraries and the time zones, but no data of ours."""
 
 
-def warm_up() -> dict:
-    """Import what agent code may import and run code of many kinds once: all that interpreters would repeat."""
-    global WORLD
-    import appworld
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What the trainer's side asked for."""
 
-    shells.preload()
-    if CONFIG["fast"]:
-        shells.quicken_guard()
-    WORLD = shells.standing_in(CONFIG["max_interactions"], CONFIG["soft_timeout_s"])
-    shells.rehearse(WORLD)
-    shells.freeze_clock()
-    support = sandbox.probe()
-    return {"appworld": appworld.__version__, "level": support.level, "missing": list(support.missing)}
+    max_interactions: int
+    soft_timeout_s: int
+    """Seconds after which AppWorld interrupts a step."""
+    max_output_chars: int
+    memory_bytes: int
+    """Address space of an interpreter; 0 for no limit."""
+    fast: bool
+    """Whether to skip AppWorld's guard for code that it cannot refuse."""
+    canaries: list[str]
+    """Files that no interpreter must be able to read."""
 
 
-def serve_agent(trainer: socket.socket, world: socket.socket, request: dict) -> None:
-    """The life of one interpreter: restrict it, learn the task's date, run steps until the trainer is gone."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):  # the host's log is not for agent code to write to
-        os.dup2(null, fd)
-    kept = (0, 1, 2, trainer.fileno(), world.fileno())
-    try:
-        layers = sandbox.restrict(
-            keep_fds=kept,
-            read_only=READABLE,
-            memory_bytes=CONFIG["memory_bytes"],
-            parent=os.getppid(),
-        )
-        leaks = [leak for planted in CONFIG["planted"] for leak in sandbox.self_test(planted, layers, kept)]
-        episode = Interpreter(WORLD, world, frames.receive(world))
-    except Exception as error:
-        frames.send(trainer, {"fault": f"the interpreter could not start: {type(error).__name__}: {error}"})
-        return
-    frames.send(trainer, {"opened": True, "layers": list(layers), "leaks": leaks})
-    while True:
+class AgentHost:
+    """What interpreters inherit, and what each of them does."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.world = None  # the object that `execute` is called on
+
+    def warm_up(self) -> dict:
+        """Import what agent code may import and run code of many kinds once: all that interpreters would repeat."""
+        import appworld
+
+        shells.preload()
+        if self.config.fast:
+            shells.quicken_guard()
+        self.world = shells.standing_in(self.config.max_interactions, self.config.soft_timeout_s)
+        shells.rehearse(self.world)
+        shells.freeze_clock()
+        support = sandbox.probe()
+        return {"appworld": appworld.__version__, "level": support.level, "missing": list(support.missing)}
+
+    def serve_agent(self, trainer: socket.socket, world: socket.socket, request: dict) -> None:
+        """The life of one interpreter: restrict it, learn the task's date, run steps until the trainer is gone."""
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):  # agent code must not write to the host's log
+            os.dup2(null, fd)
+        kept = (0, 1, 2, trainer.fileno(), world.fileno())
         try:
-            message = frames.receive(trainer)
-        except frames.ChannelClosed:
-            _exit(0)
-        frames.send(trainer, episode.step(message["code"]) | {"nonce": message["nonce"]})
+            layers = sandbox.restrict(
+                keep_fds=kept,
+                read_only=READABLE,
+                memory_bytes=self.config.memory_bytes,
+                parent=os.getppid(),
+            )
+            leaks = [leak for canary in self.config.canaries for leak in sandbox.self_test(canary, layers, kept)]
+            interpreter = Interpreter(self.world, world, frames.receive(world), self.config.max_output_chars)
+        except Exception as error:
+            frames.send(trainer, {"fault": f"the interpreter could not start: {type(error).__name__}: {error}"})
+            return
+        frames.send(trainer, {"leaks": leaks})
+        while True:
+            try:
+                message = frames.receive(trainer)
+            except frames.ChannelClosed:
+                _exit(0)
+            frames.send(trainer, interpreter.step(message["code"]) | {"nonce": message["nonce"]})
 
 
 class Interpreter:
-    """AppWorld's `execute` over a world in another process."""
+    """AppWorld's `execute` over a world in another process.
 
-    def __init__(self, world, sock: socket.socket, hello: dict) -> None:
+    Args:
+        world: what `shells.standing_in` made.
+        sock: the socket to the process that holds the world.
+        facts: what that process says of its world; see `World.facts`.
+        max_output_chars: characters of a step's text.
+    """
+
+    def __init__(self, world, sock: socket.socket, facts: dict, max_output_chars: int) -> None:
         from datetime import datetime
 
         from appworld.apps.api_lib import set_local_date_and_time, set_local_random_seed
         from appworld.common.utils import GCThreshold
 
-        GCThreshold.set(hello["gc_threshold"])
-        set_local_random_seed(hello["random_seed"])
-        date_and_time = datetime.fromisoformat(hello["datetime"])
+        GCThreshold.set(facts["gc_threshold"])
+        set_local_random_seed(facts["random_seed"])
+        date_and_time = datetime.fromisoformat(facts["datetime"])
         set_local_date_and_time(date_and_time)
-        world.apis, world.requester = collect_apis(hello["apis"], date_and_time, calls.Calls(sock))
+        world.apis, world.requester = collect_apis(facts["apis"], date_and_time, calls.Calls(sock))
         world.shell.user_ns["apis"], world.shell.user_ns["requester"] = world.apis, world.requester
         self.world = world
+        self.max_output_chars = max_output_chars
         self.recorder = verdicts.Recorder(world)
 
     def step(self, code: str) -> dict:
-        """Run agent code; what the trainer's side makes a `StepResult` of, and what the world's log is to say."""
-        world, limit = self.world, CONFIG["max_output_chars"]
-        self.recorder.start(code)
+        """Run agent code. The trainer's side makes a `StepResult` of the answer, and the world its log entry."""
+        world, limit = self.world, self.max_output_chars
         world.environment_io.clear()
-        before, ended = world.num_interactions, False
-        try:
-            with verdicts.called_from_the_top():
-                text = world.execute(code)
-            verdict = self.recorder.verdict()
-        except BaseException as error:
-            # AppWorld lets these through: whatever is no `Exception`, and what its own bookkeeping trips over.
-            text, verdict = verdicts.text_of(error), self.recorder.verdict(error)
-            ended = verdict == "exited"
-            world.safety_guard.disable()
-            world.num_interactions += 1
-        text = verdicts.printable(text)
-        logged = world.environment_io[-1] if world.environment_io else {"input": code, "output": text}
-        logged = {name: verdicts.printable(logged[name])[: limit + 1000] for name in ("input", "output")}
-        if len(text) > limit:
-            text, verdict = text[:limit] + f"\n[{len(text) - limit} characters more were cut]", verdict or "output"
+        before = world.num_interactions
+        outcome = verdicts.run_step(world, self.recorder, code, limit)
+        logged = world.environment_io[-1] if world.environment_io else {"input": code, "output": outcome.text}
         return {
-            "text": text,
-            "verdict": verdict,
-            "ended": ended,
-            "logged": logged,
+            "text": outcome.text,
+            "verdict": outcome.verdict,
+            "ended": outcome.ended,
+            "logged": {name: texts.printable(logged[name])[: limit + 1000] for name in ("input", "output")},
             "counted": world.num_interactions > before,
         }
 
 
 def collect_apis(names: dict[str, list[str]], date_and_time, call) -> tuple:
-    """AppWorld's collection of APIs, each of which calls the world, and the requester behind them."""
+    """AppWorld's collection of APIs, whose calls go to the world, and the requester behind them."""
     from appworld.collections import apis
 
     requester = make_requester(names, date_and_time, call)
@@ -140,7 +153,7 @@ def collect_apis(names: dict[str, list[str]], date_and_time, call) -> tuple:
 
 
 def make_requester(names: dict[str, list[str]], date_and_time, call):
-    """AppWorld's requester with everything but `request` shut, and that one going over the socket."""
+    """AppWorld's requester, of which only `request` works; `call` takes its requests to the world."""
     from appworld.requester import CustomResponse, Requester, RequestTracker
 
     class Response(CustomResponse):
@@ -180,7 +193,7 @@ def make_requester(names: dict[str, list[str]], date_and_time, call):
 
 def main() -> None:
     """Warm up and fork interpreters until the trainer is gone."""
-    CONFIG.update(json.loads(os.environ.pop("GVPO_HOST")))
+    host = AgentHost(forkserver.read_config(Config))
     gc.disable()
     os.chdir(os.environ["HOME"])
-    forkserver.run(warm_up, {"agent": serve_agent})
+    forkserver.run(host.warm_up, {"agent": host.serve_agent})

@@ -1,12 +1,13 @@
-"""The base databases of all apps, in memory and open, for the children of a host to inherit: one set per state.
+"""The base databases of all apps, loaded into memory in a host so that its children inherit them.
 
-A forked process owns its copy, so nothing is shared after the fork; and no file is open that a fork could harm.
+There is one set for each of the two states of a task. A forked process owns its copy, so processes share nothing after
+the fork, and no file is open that a fork could harm.
 """
 
 import os
 
 KINDS = {"start": "task_input", "end": "task_output"}
-"""AppWorld's names of the state that a task starts from and of the one that an agent leaves."""
+"""State -> AppWorld's name of it: the state that a task starts from, and the state that an agent leaves."""
 
 
 class Databases:
@@ -43,7 +44,7 @@ class Databases:
         return engine, tracker, connection
 
     def _get_db_args(self, to_db_app_path: str, from_db_app_path: str | None = None) -> tuple:
-        """In AppWorld's place: hand out a ready database once, with the task's or the episode's changes applied."""
+        """Replaces AppWorld's function: hand out each ready database once, with the requested changes applied."""
         kind, _, name = to_db_app_path.removeprefix(":memory:").partition("-")
         app = os.path.basename(name).rsplit(".")[0]
         changes = (from_db_app_path or "").rsplit(".", 1)[0] + ".jsonl"
@@ -57,7 +58,7 @@ class Databases:
         return engine, tracker
 
     def restore(self) -> None:
-        """Take every database back and undo what was done to it."""
+        """Take back every database that was handed out, and undo all changes to it."""
         from appworld.common.utils import import_models_module
 
         for app in self._sources:

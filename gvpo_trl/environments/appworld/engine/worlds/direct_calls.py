@@ -1,9 +1,10 @@
-"""AppWorld's apps called in the thread that asks: standard library and appworld's packages.
+"""Calls AppWorld's apps in the calling thread.
 
 AppWorld sends each API call through a test client whose server runs in a thread with an event loop, and the server
-hands the endpoint to a third thread: four changes of thread a call, and none of them waits for anything. A process
-that holds one world makes one call at a time, so its apps run as plain function calls. Where agent code runs in the
-same process, its step's time-out waits until the endpoint is done, which the threads saw to before.
+hands the endpoint to a third thread. That makes four changes of thread a call, although no endpoint ever waits. A
+process that holds one world makes one call at a time, so its apps run as plain function calls. Where agent code runs
+in the same process, the step's time-out must not interrupt an endpoint. With threads it cannot, because its signal
+reaches the main thread alone; without them the signal is blocked during a call.
 """
 
 import contextlib
@@ -15,11 +16,11 @@ from gvpo_trl.environments.appworld.engine import verdicts
 
 
 class Portal:
-    """What a test client calls its app through."""
+    """Stands in for the portal through which a test client calls its app."""
 
     @staticmethod
     def call(function: Callable, *args):
-        """The function's result; a coroutine runs to its end, for which it may wait for nothing."""
+        """The function's result. A coroutine runs to its end, and must not wait for anything."""
         result = function(*args)
         if not hasattr(result, "send"):
             return result
@@ -31,8 +32,8 @@ class Portal:
         raise RuntimeError("an API waits for an event loop")
 
 
-class UndisturbedPortal(Portal):
-    """For apps that agent code calls: a time-out comes when they are done, and they have all of the stack's depth."""
+class UninterruptedPortal(Portal):
+    """For apps that agent code calls: a time-out waits until they are done, and they have the full recursion depth."""
 
     @staticmethod
     def call(function: Callable, *args):
@@ -40,7 +41,7 @@ class UndisturbedPortal(Portal):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-            with verdicts.called_from_the_top():
+            with verdicts.full_recursion_depth():
                 return Portal.call(function, *args)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -50,11 +51,11 @@ async def _run_here(function: Callable, *args, abandon_on_cancel=False, cancella
     return function(*args)
 
 
-def call_without_threads(undisturbed: bool) -> None:
-    """Have worlds that are opened from now on call their apps in the caller's thread.
+def call_without_threads(uninterrupted: bool) -> None:
+    """Make worlds that are opened from now on call their apps in the caller's thread.
 
     Args:
-        undisturbed: whether a step's time-out, which is a SIGALRM, must not interrupt them.
+        uninterrupted: whether a step's time-out, which is a SIGALRM, must not interrupt them.
     """
     import anyio.to_thread
     from appworld import requester
@@ -67,7 +68,7 @@ def call_without_threads(undisturbed: bool) -> None:
 
     @contextlib.contextmanager
     def portal() -> Iterator[Portal]:
-        yield UndisturbedPortal() if undisturbed else Portal()
+        yield UninterruptedPortal() if uninterrupted else Portal()
 
     def get_client(self) -> TestClient:
         client = TestClient(requester.build_main_app(self.apps))

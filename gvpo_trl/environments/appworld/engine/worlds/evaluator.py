@@ -1,7 +1,8 @@
-"""Runs a task's unit tests on what an episode saved, in a process of its own: standard library and appworld.
+"""Runs a task's unit tests on the state that an episode saved, in a process that runs no agent code.
 
-The host forks one process per evaluation, after the episode's process is gone. It alone reads ground truth, and it
-ends with its one evaluation, so nothing that an episode left behind can reach the next.
+Such a process starts its work on an episode when the episode's own processes are gone. No other kind of process reads
+ground truth. With the patches of `patches.py` one process evaluates up to 200 episodes, one after the other: the host
+restores its databases after each, and ends the process after a state that cannot be replayed.
 """
 
 import json
@@ -10,11 +11,11 @@ import shutil
 import sqlite3
 
 VALUE_ERRORS = (ValueError, TypeError, OverflowError, KeyError, AttributeError, sqlite3.DataError)
-"""What values raise that the database does not take; a broken disk raises others."""
+"""Errors that a value raises which the database does not take; a broken disk raises other errors."""
 
 
 def warm_up() -> None:
-    """Import what evaluations need and the world of an episode does not."""
+    """Import what only evaluations need."""
     import appworld.evaluator  # noqa: F401
     import pytest  # noqa: F401  (behind AppWorld's assertions)
 
@@ -22,8 +23,8 @@ def warm_up() -> None:
 def evaluate(task_id: str, experiment: str) -> dict:
     """The requirement texts of the tests that passed and of those that did not.
 
-    An API takes some values that its database does not when the state is replayed, such as an amount of infinity. Then
-    the answer is `unreplayable`, which is the agent's doing if the task's own state can be evaluated.
+    An API takes some values that its database refuses when the state is replayed, such as an amount of infinity. Then
+    the answer is `unreplayable`. That is the agent's doing if the task's own state can be evaluated.
     """
     from appworld.evaluator import evaluate_task
     from sqlalchemy.exc import DataError, IntegrityError
@@ -31,19 +32,19 @@ def evaluate(task_id: str, experiment: str) -> dict:
     try:
         tracker = evaluate_task(task_id=task_id, experiment_name=experiment, suppress_errors=True, save_report=False)
     except json.JSONDecodeError:
-        raise  # a file that is broken is our fault
+        raise  # a broken file is our fault, not the agent's
     except (DataError, IntegrityError, sqlite3.IntegrityError, sqlite3.InterfaceError, *VALUE_ERRORS) as error:
         return {"unreplayable": f"{type(error).__name__}: {error}"[:2000]}
     passed = [entry["requirement"] for entry in tracker.passes]
     failed = [entry["requirement"] for entry in tracker.failures]
-    # A test that never ran was not passed: AppWorld counts the announced ones.
+    # AppWorld counts the announced tests, so a test that never ran has failed.
     announced = [entry["requirement"] for entry in tracker.test_data or []]
     failed += [requirement for requirement in announced if requirement not in passed + failed]
     return {"passed": passed, "failed": failed}
 
 
 def evaluate_untouched(task_id: str, experiment: str) -> dict:
-    """What `evaluate` says of the task's state before an agent did anything, saved beside the experiment's."""
+    """What `evaluate` answers for the task's initial state, which is saved beside the experiment's for that."""
     from appworld.common.path_store import path_store
 
     untouched = f"{experiment}-untouched"

@@ -1,17 +1,18 @@
-"""What a world has changed, on disk after each step, for the day that its process is killed: appworld's packages.
+"""Writes a world's changes to disk after each step, so that they survive when its process is killed.
 
-AppWorld writes the whole state again after each step, which takes a fifth of an episode's time. The journal takes the
-step's new statements in one line; a world that is opened again on a journal saves what its predecessor would have.
+AppWorld writes the whole state again after each step, which takes a fifth of an episode's time. The journal appends
+the step's new statements as one line. A world that is opened on an existing journal saves the state that the world
+before it would have saved.
 """
 
 import os
 
 
 class Journal:
-    """The changes of one open world. Made when nothing has run in it yet; takes over what an earlier one left.
+    """The changes of one open world. Create it before any code runs there; it takes over an existing file.
 
     Args:
-        path: of the file, in a folder that exists and that the world does not empty.
+        path: the file, in a folder that exists and that the world does not empty.
         home: the world's name of its databases.
     """
 
@@ -28,10 +29,10 @@ class Journal:
             self._take_over()
 
     def record(self) -> None:
-        """Write down what changed since the last time; all of it, where the file is not as it was left.
+        """Append the changes since the last call. Write all of them again if the file is not as this object left it.
 
         Raises:
-            OSError: the disk takes no more.
+            OSError: the disk is full or broken.
             TypeError: a value that a state cannot hold.
         """
         import orjson
@@ -53,7 +54,7 @@ class Journal:
 
         with open(self._path, "rb") as file:
             lines = file.read().split(b"\n")
-        for line in lines[:-1]:  # what has no end was not written to its end
+        for line in lines[:-1]:  # the last line has no line end if its writer was killed
             entry = orjson.loads(line)
             for name, changes in entry["changes"].items():
                 self._trackers[name].changes.extend(changes)

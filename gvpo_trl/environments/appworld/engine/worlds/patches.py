@@ -1,8 +1,8 @@
-"""Run-time patches that make forked worlds fast: what every world does alike is done once, before the fork.
+"""Run-time patches that make forked worlds fast: work that is the same in every world is done once, before the fork.
 
 Nothing of AppWorld is changed on disk, and nothing that an agent or an evaluation sees changes: `fast=False` runs
-without them, and a test compares the two on the pocket tasks. Each patch leans on one fact: a forked process holds
-one world, ever. They know the inner workings of the one version that the set-up installs.
+without them, and a test compares the two on the pocket tasks. Each patch relies on a forked process never holding more
+than one world. The patches rely on internals of the one version of AppWorld that the set-up installs.
 """
 
 import contextlib
@@ -11,16 +11,17 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 
-from gvpo_trl.environments.appworld.engine import shells, verdicts
+from gvpo_trl.environments.appworld.engine import shells
 from gvpo_trl.environments.appworld.engine.worlds import databases, rehearsal
+from gvpo_trl.environments.appworld.wire import texts
 
 
 @contextlib.contextmanager
 def quick_imports() -> Iterator[None]:
     """Halve the time that building AppWorld's apps takes.
 
-    FastAPI asks for hundreds of parameters whether their type is a pydantic model. The answer for a type that is none
-    walks the tree of all models, which grows with each app; the type's own bases say the same.
+    FastAPI asks for hundreds of parameters whether their type is a pydantic model. For another type it walks the tree
+    of all models, which grows with each app. The type's own bases give the same answer.
     """
     import fastapi._compat
     from pydantic import BaseModel
@@ -45,13 +46,13 @@ def quick_imports() -> Iterator[None]:
 
 
 class Prepared:
-    """What the host keeps ready for its children. Made once, after a first world was opened and closed.
+    """What the host keeps ready for its children. Create it once, after a first world was opened and closed.
 
     Args:
-        preamble: the code with which every world begins.
+        preamble: the code that every world runs first.
         open_world: opens a world of a task under an experiment name.
         task_id: the task to rehearse with.
-        rehearse: whether to make all kinds of calls and queries once; see `host_rehearsal`.
+        rehearse: whether to make all kinds of calls and queries once; see `rehearsal`.
     """
 
     def __init__(self, preamble: str, open_world: Callable, task_id: str, rehearse: bool) -> None:
@@ -60,7 +61,7 @@ class Prepared:
         self.databases = ready = databases.Databases()
         _cache_main_app()
         shells.quicken_guard()
-        # A process that never had a world has nothing to close, and one that ends needs not.
+        # A new process has no world to close, and the end of a process closes its world.
         environment.AppWorld.close_all = classmethod(lambda cls, *args, **kwargs: None)
         environment.clear_local_dbs_cache = lambda task_id=None: None
         world = open_world(task_id, "warm-up")
@@ -77,7 +78,7 @@ class Prepared:
         shells.freeze_clock()
 
     def for_evaluations(self) -> None:
-        """In the child: an evaluation goes back and forth between two states, each time spelling out its engines."""
+        """In the child: keep the details of each engine, which an evaluation asks for at each change of state."""
         from appworld.apps.model_lib import Database
 
         spell_out = Database._get_engine_to_details
@@ -91,12 +92,12 @@ class Prepared:
         Database._get_engine_to_details = staticmethod(look_up)
 
     def for_episode(self) -> None:
-        """In the child: what holds for episodes and not for evaluations."""
+        """In the child: apply the patches that hold for episodes and not for evaluations."""
         import appworld.environment as environment
         from appworld.task import Task
 
         environment.InteractiveShellEmbed = lambda config: self.shell
-        # The task's input is wanted for its path alone.
+        # The world uses nothing of the task's input but its path.
         Task.model_collection = property(lambda task: _OnlyPath(task.models_from_db_home_path))
         _save_at_the_end(environment.AppWorld)
         _serve_docs(self.docs)
@@ -107,12 +108,12 @@ def _read_docs() -> list:
 
     docs = ApiDoc.all()
     for doc in docs:
-        doc._db_home_path = None  # belongs to no one world's database
+        doc._db_home_path = None  # the document belongs to no world's database
     return docs
 
 
 def _serve_docs(docs: list) -> None:
-    """Answer from memory what each documentation call reads whole: some 450 records, which no call changes."""
+    """Answer documentation calls from memory; each of them reads all 450 records, which no call changes."""
     from appworld.apps.api_docs.models import ApiDoc
 
     read_all = ApiDoc.all
@@ -129,7 +130,7 @@ class _OnlyPath:
 
 
 def _save_at_the_end(world_class) -> None:
-    """Write the state and the logs once, at the end. A world with a `journal` keeps that up to date meanwhile."""
+    """Write the state and the logs once, at the end. A world with a `journal` records its changes meanwhile."""
     save_state, save_logs = world_class._save_state, world_class.save_logs
 
     def record_changes(world, directory: str) -> None:
@@ -141,7 +142,7 @@ def _save_at_the_end(world_class) -> None:
 
     def save_all(world) -> None:
         save_state(world, world.output_db_home_path_on_disk)
-        # AppWorld writes its logs when a step has run: what was refused after the last one is not in them.
+        # AppWorld writes its logs after a step that ran, so they lack the refused steps after the last such step.
         del world.environment_io[world.logged_steps :]
         save_logs(world)
 
@@ -152,12 +153,12 @@ def _save_at_the_end(world_class) -> None:
 
 
 def save_any_log(world) -> None:
-    """Let a world write its logs whatever was printed or passed to a call: AppWorld's raises, at every later step."""
+    """Let a world write its logs whatever was printed or passed to a call; AppWorld's code raises on some values."""
     save_texts, save_calls = world._save_environment_io_log, world._save_api_calls_log
 
     def save_any_texts() -> None:
         for entry in world.environment_io:
-            entry.update({name: verdicts.printable(text) for name, text in entry.items()})
+            entry.update({name: texts.printable(text) for name, text in entry.items()})
         save_texts()
 
     def save_any_calls() -> None:
@@ -168,7 +169,7 @@ def save_any_log(world) -> None:
             except OSError:
                 raise
             except Exception:
-                # Nesting that the check takes may be too deep for the writer: then no request is logged whole.
+                # The check accepts nesting that can be too deep for the writer. Then no request is logged whole.
                 requests[:] = [loggable(request, whole) for request in requests]
         return save_calls()
 
@@ -176,7 +177,7 @@ def save_any_log(world) -> None:
 
 
 def loggable(request: dict, whole: bool = True) -> dict:
-    """A request as the log can hold it: one that cannot be written, or not in time, must not cost a row its score."""
+    """The request, or a short text of it: a log that cannot be written in time must not cost a row its score."""
     from fastapi.encoders import jsonable_encoder
 
     try:
@@ -186,16 +187,16 @@ def loggable(request: dict, whole: bool = True) -> dict:
         raise ValueError("too long")
     except Exception:
         try:
-            data = verdicts.printable(repr(request["data"]))[:1000]
+            data = texts.printable(repr(request["data"]))[:1000]
         except Exception:
             data = "nothing that can be written"
-        return {"method": request["method"], "url": verdicts.printable(str(request["url"])), "data": data}
+        return {"method": request["method"], "url": texts.printable(str(request["url"])), "data": data}
 
 
-class Changes(list):
-    """The statements that changed a database, up to a number of bytes; `spent` is shared by all databases."""
+class BoundedStatements(list):
+    """The statements that changed a database. All databases of a world share one budget of bytes."""
 
-    def __init__(self, changes: list, budget: "Budget") -> None:
+    def __init__(self, changes: list, budget: "ByteBudget") -> None:
         super().__init__(changes)
         self.budget = budget
 
@@ -203,7 +204,7 @@ class Changes(list):
         """Take a statement in.
 
         Raises:
-            ValueError: the budget is spent, and with it the call that made the statement.
+            ValueError: the budget is spent; the call that made the statement fails.
         """
         self.budget.spent += _length(change)
         if self.budget.spent > self.budget.most:
@@ -211,8 +212,8 @@ class Changes(list):
         super().append(change)
 
 
-class Budget:
-    """How many bytes an episode's statements may have, and how many they have."""
+class ByteBudget:
+    """How many bytes an episode's statements may have in all, and how many they have."""
 
     def __init__(self, most: int) -> None:
         self.most, self.spent = most, 0
@@ -228,18 +229,18 @@ def _length(value) -> int:
     return 8
 
 
-def bound_changes(most: int) -> Budget:
-    """Bound what the open world may write: its statements are kept whole until they are saved."""
+def bound_changes(most: int) -> ByteBudget:
+    """Bound the bytes of the open world's statements, which stay in memory until they are saved."""
     from appworld.apps.model_lib import CachedDBHandler
 
-    budget = Budget(most)
+    budget = ByteBudget(most)
     for _, tracker in CachedDBHandler.cache.values():
-        tracker.changes = Changes(tracker.changes, budget)
+        tracker.changes = BoundedStatements(tracker.changes, budget)
     return budget
 
 
 def count_changes(app: str = "") -> int:
-    """How many statements changed the databases whose path ends in `app`, or all, since they were made."""
+    """How many statements changed the databases of `app`, or of all apps, since the databases were made."""
     from appworld.apps.model_lib import CachedDBHandler
 
     entries = CachedDBHandler.cache.items()

@@ -1,18 +1,19 @@
-"""What a host does once before it forks, so that its children find every cache warm: calls and queries of all kinds.
+"""Makes calls and queries of all kinds in a host before it forks, so that its children find every cache filled.
 
-SQL is compiled once per engine and statement, request models and documents are built at their first use: some ten
-milliseconds each, in every episode. A rehearsal in the host's databases, which are restored afterwards, has them done.
+SQL is compiled once per engine and statement, and request models and documents are built at their first use. Each of
+these takes some ten milliseconds, in every episode. The rehearsal runs in the host's databases, which are restored
+afterwards.
 """
 
 import contextlib
 from collections.abc import Iterable
 
 NOT_CALLED = ("login", "logout", "delete_account")
-"""A token that was logged out stays so for the process, and the next world's token is the same one."""
+"""A process refuses a token for ever once it was logged out, and the next world is given the same token."""
 
 
 def rehearse_calls(world) -> None:
-    """Log in to every app and call each API once, reading ones first, with arguments that validation lets pass."""
+    """Log in to every app and call each API once, those that read first, with arguments that pass validation."""
     from appworld.requester import _get_api_name_to_doc
 
     apis, supervisor = world.apis, world.task.supervisor
@@ -37,7 +38,7 @@ def rehearse_calls(world) -> None:
 
 
 def rehearse_models(apps: Iterable[str]) -> None:
-    """Make and change a record of each kind: what checks a new record is built at the first one, in 20 ms a kind."""
+    """Create and change a record of each kind, because building the validator of a kind takes 20 ms."""
     from appworld.common.utils import import_models_module
 
     for app in apps:
@@ -56,7 +57,7 @@ def _is_write(doc: dict) -> bool:
 
 
 def _arguments(doc: dict, token: str | None) -> dict:
-    """The least arguments with which a call gets past validation; ids that are likely to exist."""
+    """The fewest arguments with which a call passes validation, with ids that are likely to exist."""
     arguments = {}
     for parameter in doc["parameters"]:
         if parameter["name"] == "access_token":

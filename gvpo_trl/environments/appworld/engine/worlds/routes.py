@@ -1,18 +1,18 @@
-"""Keeps agents' API calls on public routes, wherever their arguments lead: standard library and appworld's packages.
+"""Keeps agents' API calls on public routes, whatever their arguments are.
 
-AppWorld writes the text of a path parameter into the address as it is, and the client resolves `..` in it. So the name
-of a public API is no promise of where a request ends: `note_id="../../dbs"` would reach the routes that load and save
-databases. What decides is the function that the server would run.
+AppWorld writes the text of a path parameter into the address as it is, and the client resolves `..` in it. So a call
+of a public API can reach another endpoint: `note_id="../../dbs"` would reach the routes that load and save databases.
+The guard therefore decides by the endpoint, which is the function that the server would run.
 """
 
 from collections.abc import Callable
 
 NOWHERE = "/nowhere"
-"""A path without a route: it gets the server's own answer to an unknown address."""
+"""A path without a route, which the server answers as it answers any unknown address."""
 
 
 def guard_routes(client, public: dict[str, list[str]]) -> None:
-    """Have a world's client run no other endpoints than those of the public APIs, by app."""
+    """Make a world's client run no other endpoints than those of the public APIs, which `public` names by app."""
     from appworld.common.utils import get_name_to_apis
 
     endpoints = {
@@ -37,9 +37,9 @@ def _guarded(serve: Callable, app, endpoints: set) -> Callable:
 
 
 def _find_endpoints(app, scope: dict) -> set:
-    """The function that the server would run for a request; none where it has no route for it.
+    """The function that the server would run for a request, in a set; the empty set if it would run none.
 
-    A path that has a route for another method only is answered by the server with "Method Not Allowed".
+    The server answers "Method Not Allowed" to a path whose routes are all for other methods.
     """
     from starlette.routing import Match
 

@@ -1,7 +1,7 @@
-"""The process that holds a world for an interpreter elsewhere (`agent.py`): standard library and appworld's packages.
+"""Holds one world for an interpreter in another process, between a trainer who is trusted and agent code that is not.
 
-It runs no agent code. It answers API calls, by app, name and arguments and only those that are public; it counts them
-and the steps, knows whether the task was declared complete, and saves the state. Nothing else can be asked of it.
+No agent code runs here. The interpreter can ask for one thing: a call of a public API, by app, name and arguments.
+This process counts calls and steps, knows whether the task was declared complete, and saves the state.
 """
 
 import contextlib
@@ -10,27 +10,24 @@ import resource
 import select
 import signal
 import socket
-import struct
 import time
 from collections.abc import Iterator
 
-from gvpo_trl.environments.appworld.engine import verdicts
 from gvpo_trl.environments.appworld.engine.worlds import patches, routes
-from gvpo_trl.environments.appworld.wire import frames, values
+from gvpo_trl.environments.appworld.wire import frames, texts, values
 
-_LENGTH = struct.Struct(">I")
 MAX_NAME = 200
 """Characters that the names of an app and an API have together at most."""
 MAX_CALLS = 10
-"""How many times as many messages as AppWorld allows calls a step may send; AppWorld does not count all of them."""
+"""Messages that a step may send, as a multiple of AppWorld's limit on API calls; AppWorld does not count all calls."""
 MAX_EPISODE_BYTES = 64 * 1024 * 1024
 """Bytes of all calls of an episode."""
 MAX_CHANGES_BYTES = 16 * 1024 * 1024
-"""Bytes of all that an episode writes to its databases, each statement whole."""
+"""Bytes of all statements with which an episode changes its databases."""
 CPU_AFTER_S = 2
 """CPU time that a call may take beyond the deadline of its step before the kernel ends the world."""
 LOGGED_BYTES, LOGGED_IN_ALL = 10_000, 4 * 1024 * 1024
-"""A call longer than the first is logged in brief once an episode's calls are longer than the second."""
+"""Once the calls of an episode have more bytes than the second, those with more than the first are logged in brief."""
 _REFUSED = '{"message": "This API is not for agents."}'
 
 
@@ -44,32 +41,32 @@ def public_apis() -> dict[str, list[str]]:
 
 
 def log_as_described() -> None:
-    """Have the log of calls show of the agent's values what it shows in AppWorld."""
+    """Make the log of calls show the agent's values as it shows them in AppWorld."""
     from fastapi import encoders
 
     encoders.encoders_by_class_tuples[lambda value: encoders.jsonable_encoder(value.logged)] = (values.Described,)
 
 
 class World:
-    """One world between a trainer, who is trusted, and an interpreter, who is not.
+    """One open `AppWorld` and the sockets to its trainer and its interpreter.
 
     Args:
         world: an open `AppWorld`.
         apis: what `public_apis` gave.
-        fast: whether `host_patches` saves once at the end; else after every step, as AppWorld does.
+        saves_at_the_end: whether the state is saved once, at the end; else after every step, as AppWorld does.
     """
 
-    def __init__(self, world, apis: dict[str, list[str]], fast: bool) -> None:
-        self.world, self.apis, self.fast = world, apis, fast
+    def __init__(self, world, apis: dict[str, list[str]], saves_at_the_end: bool) -> None:
+        self.world, self.apis, self.saves_at_the_end = world, apis, saves_at_the_end
         public = {app: names for app, names in apis.items() if app != "admin"}
         self.callable = {(app, api) for app, names in public.items() for api in names}
         routes.guard_routes(world.requester.client, public)
-        self.asked = 0
-        self.heard_bytes = 0
+        self.messages_in_step = 0
+        self.received_bytes = 0
         self.tokens: set[str] = set()
-        self.dice = values.Dice()
+        self.random = values.SharedRandom()
         self.calls: list[str] = []
-        self.incoming, self.outgoing = bytearray(), bytearray()
+        self.incoming, self.outgoing = frames.FrameBuffer(values.MAX_CALL_BYTES), bytearray()
         self.stepping, self.calling, self.deadline = False, False, 0.0
         self.misuse: str | None = None
         self.misuse_kind = ""
@@ -78,8 +75,8 @@ class World:
         patches.save_any_log(world)
         self.changes = patches.bound_changes(MAX_CHANGES_BYTES)
 
-    def hello(self) -> dict:
-        """What an interpreter has to know."""
+    def facts(self) -> dict:
+        """What an interpreter has to know of the world."""
         return {
             "apis": self.apis,
             "datetime": self.world.task.datetime.isoformat(),
@@ -90,13 +87,13 @@ class World:
     def serve(self, trainer: socket.socket, agent: socket.socket) -> None:
         """Answer both until the trainer says `finish` or is gone. The trainer's messages come first.
 
-        An interpreter that does not read its answer is not listened to until it does.
+        The interpreter's messages wait while it has not read its last answer.
         """
         agent.setblocking(False)
-        talking = True
+        connected = True
         while True:
-            hears = [trainer, agent] if talking and not self.outgoing else [trainer]
-            ready, writable, _ = select.select(hears, [agent] if talking and self.outgoing else [], [])
+            readers = [trainer, agent] if connected and not self.outgoing else [trainer]
+            ready, writable, _ = select.select(readers, [agent] if connected and self.outgoing else [], [])
             if trainer in ready:
                 message = frames.receive(trainer)
                 reply = self.answer(message)
@@ -105,22 +102,20 @@ class World:
                 if message["op"] == "finish":
                     return
             elif ready or writable:
-                talking = self._talk(agent)
-                if not talking:
-                    agent.close()  # whoever waits for an answer learns that there will be none
+                connected = self._exchange(agent)
+                if not connected:
+                    agent.close()  # an interpreter that waits for an answer learns that there will be none
 
-    def _talk(self, agent: socket.socket) -> bool:
-        """Read a piece of a call or write a piece of an answer; whether the socket is still of use."""
+    def _exchange(self, agent: socket.socket) -> bool:
+        """Read a piece of a call or write a piece of an answer; whether the connection is still of use."""
         try:
             if self.outgoing:
                 del self.outgoing[: agent.send(self.outgoing)]
                 return True
-            chunk = agent.recv(1 << 20)
-            self.incoming += chunk
-            call = self._next_call()
-            if call is not None:
-                answer = json.dumps(self.call(call)).encode()
-                self.outgoing += _LENGTH.pack(len(answer)) + answer
+            chunk = agent.recv(frames.PIECE_BYTES)
+            payload = self._next_call(chunk)
+            if payload is not None:
+                self.outgoing += frames.pack_frame(json.dumps(self.call(payload)).encode())
                 del self.outgoing[: agent.send(self.outgoing)]
             return bool(chunk)
         except BlockingIOError:
@@ -131,26 +126,20 @@ class World:
             self.misuse, self.misuse_kind = str(error), error.kind
             return False
 
-    def _next_call(self) -> bytes | None:
-        if len(self.incoming) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self.incoming)
-        if length > values.MAX_CALL_BYTES:
-            raise Misuse(f"a call of {length} bytes")
-        end = _LENGTH.size + length
-        if len(self.incoming) < end:
-            return None
-        if len(self.incoming) > end:
+    def _next_call(self, chunk: bytes) -> bytes | None:
+        try:
+            payload = self.incoming.feed(chunk)
+        except frames.FrameTooLong as error:
+            raise Misuse(f"a call of {error.announced} bytes") from error
+        if payload is not None and len(self.incoming):
             raise Misuse("a second call before the first was answered")
-        payload = bytes(self.incoming[_LENGTH.size : end])
-        self.incoming.clear()
         return payload
 
     def call(self, payload: bytes) -> dict:
         """Make one API call for the agent.
 
         Raises:
-            Misuse: the message is none that `agent.Calls` sends.
+            Misuse: `agents.calls.Calls` does not send such a message.
         """
         try:
             call = json.loads(payload)
@@ -162,40 +151,40 @@ class World:
             raise Misuse("a call whose number, names or arguments are none")
         if len(app) + len(api) > MAX_NAME or not all(type(name) is str for name in arguments):
             raise Misuse("a call whose names are none")
-        self.heard_bytes += len(payload)
-        if self.heard_bytes > MAX_EPISODE_BYTES:
-            raise Misuse(f"{self.heard_bytes} bytes of calls")
-        self.asked += 1
-        if self.asked > MAX_CALLS * self.world.max_api_calls_per_interaction:
-            raise Misuse(f"{self.asked} calls in a step")
+        self.received_bytes += len(payload)
+        if self.received_bytes > MAX_EPISODE_BYTES:
+            raise Misuse(f"{self.received_bytes} bytes of calls")
+        self.messages_in_step += 1
+        if self.messages_in_step > MAX_CALLS * self.world.max_api_calls_per_interaction:
+            raise Misuse(f"{self.messages_in_step} calls in a step")
         if not self.stepping:
             return {"id": number, "status": 403, "text": _REFUSED}
         if state is not None:
-            self.dice.take(state)
+            self.random.take(state)
         self.calls.append(f"{app}.{api}")
         if self.refuses(app, api):
             return {"id": number, "status": 403, "text": _REFUSED}
         with self._in_time():
             reply = self._request(app, api, arguments, len(payload))
-        return {"id": number} | reply | {"random": self.dice.news()}
+        return {"id": number} | reply | {"random": self.random.changed_state()}
 
     @contextlib.contextmanager
     def _in_time(self) -> Iterator[None]:
-        """End what still runs when the step must be over: some APIs take minutes for arguments made for that.
+        """Interrupt a call that still runs when its step must be over; some arguments make an API run for minutes.
 
-        SQLite's code cannot be interrupted by an exception. Then the world dies of SIGXCPU, which only this can cause.
+        An exception cannot interrupt SQLite's code. Then the world dies of SIGXCPU, which has no other cause.
         """
 
         def interrupt(number, frame) -> None:
             if self.calling:
                 raise Overdue
 
-        # AppWorld freezes the clock of its process, but not this one.
+        # AppWorld freezes the other clocks of its process.
         left = max(0.01, self.deadline - time.clock_gettime(time.CLOCK_MONOTONIC))
         signal.signal(signal.SIGALRM, interrupt)
         self.calling = True
         _limit_cpu(int(time.clock_gettime(time.CLOCK_PROCESS_CPUTIME_ID) + left) + CPU_AFTER_S)
-        signal.setitimer(signal.ITIMER_REAL, left, 0.2)  # again and again: some code passes over everything raised
+        signal.setitimer(signal.ITIMER_REAL, left, 0.2)  # repeatedly, because some code catches everything
         try:
             yield
         except Overdue as error:
@@ -206,17 +195,17 @@ class World:
             _limit_cpu(resource.RLIM_INFINITY)
 
     def _request(self, app: str, api: str, arguments: dict, size: int) -> dict:
-        """What AppWorld's requester makes of a call of so many bytes, and what it keeps of it for the log."""
+        """The response of AppWorld's requester to a call of `size` bytes, and the requests that it logs for it."""
         requests = self.world.requester.request_tracker.requests
         count = len(requests)
-        # These name what a request goes through, and no parameter of an API.
+        # These are arguments of the requester itself, and no parameters of an API.
         arguments = {name: value for name, value in arguments.items() if name not in _NOT_ARGUMENTS}
         token = arguments.get("access_token")
         if token is not None and f"{token}".count(".") == 2 and f"{token}" not in self.tokens:
-            # AppWorld signs tokens with a constant, so anybody can make any user's: only those given out count.
+            # AppWorld signs tokens with a constant, so anybody can make any user's. Only tokens given out count.
             arguments["access_token"] = "x"
         try:
-            with self.dice.unforeseeable() if self._sends_a_code(api, arguments) else contextlib.nullcontext():
+            with self.random.unpredictable() if self._sends_a_code(api, arguments) else contextlib.nullcontext():
                 response = self.world.requester._request(app, api, raise_on_failure=False, **arguments)
             self._remember_token(response.text)
             reply = {"status": response.status_code, "text": response.text}
@@ -224,15 +213,15 @@ class World:
             reply = {"error": values.describe_error(error)}
         if self.changes.spent > MAX_CHANGES_BYTES:
             raise Misuse(f"calls that change {self.changes.spent} bytes")
-        whole = size < LOGGED_BYTES or self.heard_bytes < LOGGED_IN_ALL
+        whole = size < LOGGED_BYTES or self.received_bytes < LOGGED_IN_ALL
         for index in range(count, len(requests)):
             if "access_token" in requests[index]["data"]:
-                requests[index]["data"]["access_token"] = token  # the log tells what was passed
+                requests[index]["data"]["access_token"] = token  # the log shows what the agent passed
             requests[index] = patches.loggable(requests[index], whole)
         return reply | {"tracked": [values.encode(request) for request in requests[count:]]}
 
     def _sends_a_code(self, api: str, arguments: dict) -> bool:
-        """Whether somebody else is sent a code, which an agent that sets the seed of `random` could foresee."""
+        """Whether the call sends a code to somebody else, which an agent could predict by seeding `random`."""
         supervisor = self.world.task.supervisor
         own = (supervisor.email, supervisor.phone_number)
         named = [arguments[name] for name in ("email", "phone_number") if name in arguments]
@@ -244,7 +233,7 @@ class World:
                 self.tokens.add(json.loads(text).get("access_token"))
 
     def refuses(self, app, api) -> bool:
-        """Whether the API exists and is not for agents."""
+        """Whether the API exists but is not for agents."""
         from appworld.requester import _get_api_name_to_doc
 
         if (app, api) in self.callable:
@@ -252,23 +241,23 @@ class World:
         return app in self.apis and (app == "admin" or api in _get_api_name_to_doc(app, include_private_apis=True))
 
     def answer(self, message: dict) -> dict | None:
-        """What the trainer asks: `begin` and `end` a step, `finish` the episode."""
+        """Do what the trainer asks: `begin` or `end` a step, or `finish` the episode."""
         requester = self.world.requester
         if message["op"] == "begin":
             requester.reset_request_count()
-            self.calls, self.asked = [], 0
+            self.calls, self.messages_in_step = [], 0
             self.deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + message["seconds"]
             self.stepping = self.world.num_interactions < self.world.max_interactions
             return None
         if message["op"] == "end":
             self.stepping = False
             requester.reset_request_count()
-            logged = {name: verdicts.printable(str(message["logged"][name])) for name in ("input", "output")}
+            logged = {name: texts.printable(str(message["logged"][name])) for name in ("input", "output")}
             self.world.environment_io.append(logged)
             self.world.num_interactions += bool(message["counted"] or self.calls)
             try:
                 if message["counted"]:
-                    if not self.fast:
+                    if not self.saves_at_the_end:
                         self.world._save_state(self.world.output_db_home_path_on_disk)
                     self.world.save_logs()
             except Exception as error:
@@ -280,22 +269,22 @@ class World:
                 "kind": self.misuse_kind,
             }
         try:
-            if self.fast:
+            if self.saves_at_the_end:
                 self.world.save_all()
         except Exception as error:
             return {"fault": f"cannot save the world: {type(error).__name__}: {error}"}
-        return {"finished": True, "interactions": self.world.num_interactions}
+        return {}
 
     def completed(self) -> bool:
         """Whether the task was declared complete, also as failed."""
         changes = patches.count_changes("/supervisor")
-        if changes != self.seen_changes or not self.fast:
-            # What asks costs an API call, so it is asked only when the answer may have changed.
+        if changes != self.seen_changes or not self.saves_at_the_end:
+            # The question costs an API call, so it is asked only when the answer may have changed.
             self.seen_changes = changes
             try:
                 self.was_completed = bool(self.world.task_completed())
             except Exception:
-                # An answer that AppWorld takes and cannot show, such as NaN: it was declared all the same.
+                # AppWorld takes some answers that it cannot show, such as NaN. Then the call itself decides.
                 self.was_completed = self.was_completed or "supervisor.complete_task" in self.calls
         return self.was_completed
 
@@ -306,14 +295,14 @@ def _limit_cpu(seconds: int) -> None:
 
 
 class Overdue(BaseException):
-    """Time is up; no `Exception`, which an API could catch."""
+    """The time of a call is up. An API could catch an `Exception`, so this is none."""
 
 
 class Misuse(Exception):
-    """The interpreter sent what no call of an API makes, or more than any task needs.
+    """The interpreter sent a message that no API call makes, or more than any task needs.
 
     Args:
-        what: in words that follow "sent".
+        what: words that follow "The interpreter sent".
         kind: the failure kind of the step.
     """
 
@@ -324,4 +313,4 @@ class Misuse(Exception):
 
 _NOT_ARGUMENTS = ("client", "raise_on_failure", "track", "_app_name", "_api_name")
 _SEND_CODES = ("send_verification_code", "send_password_reset_code")
-"""APIs that draw a code with which somebody's account can be taken over."""
+"""APIs that draw a code, with which an account can be taken over."""

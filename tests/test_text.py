@@ -11,7 +11,7 @@ from trl.trainer.utils import print_prompt_completions_sample
 
 from gvpo_trl.cli import main as cli
 from gvpo_trl.faults import EnvironmentFault, EpisodeFault, SetupError
-from gvpo_trl.reporting.text import printable, printable_line, printable_values
+from gvpo_trl.text import printable, printable_line, printable_values
 from tests.support.operations import count
 from tests.support.rolling import DONE, roll
 from tests.support.toy import ToyEnvironment
