@@ -1,7 +1,7 @@
-"""One AppWorld environment server: its address, and one question at a time with a deadline. Standard library alone.
+"""One AppWorld environment server: its address, and questions to it with a deadline.
 
-Every question has a connection of its own, so that a server which died between two of them is never mistaken for one
-that died while it ran code. Proxy variables of the environment are not heeded.
+Every question has a connection of its own. So a server that died between two questions is never mistaken for one that
+died while it ran code. The environment's proxy variables have no effect.
 """
 
 import http.client
@@ -14,11 +14,12 @@ from urllib.parse import quote, urlsplit
 from gvpo_trl.faults import SetupError
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
+"""Longest answer to a question that runs no agent code."""
 CONNECT_TIMEOUT_S = 10.0
 _OUTPUT = b'{"output":"'
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 _GATEWAY_STATUS = (502, 503, 504)
-"""What a proxy says when there is no server behind it."""
+"""What a proxy answers when there is no server behind it."""
 
 
 class ServerError(Exception):
@@ -26,7 +27,7 @@ class ServerError(Exception):
 
 
 class ServerLost(ServerError):
-    """Nothing listens there, or the connection ended without an answer."""
+    """Nothing listens at the address, or the connection ended without an answer."""
 
 
 class ServerSilent(ServerError):
@@ -34,21 +35,21 @@ class ServerSilent(ServerError):
 
 
 class ServerGarbage(ServerError):
-    """What arrived is no answer of an AppWorld environment server."""
+    """The answer is not that of an AppWorld environment server."""
 
 
 class ServerRefused(ServerError):
-    """The bare status 500 that AppWorld answers nearly every error with."""
+    """The server answered with a bare status 500, as AppWorld does after nearly every error."""
 
 
 class Server:
-    """Where a server is and how it is asked.
+    """A server's address, and the questions that it can be asked.
 
     Args:
         url: `http://host:port` or `https://host:port`, with a path where a proxy needs one.
 
     Raises:
-        SetupError: no such address.
+        SetupError: `url` is no such address.
     """
 
     def __init__(self, url: str) -> None:
@@ -75,7 +76,7 @@ class Server:
 
     @property
     def identity(self) -> tuple:
-        """Equal for two spellings of one address."""
+        """The address in a form that is equal for two spellings of it."""
         host, port = self._address
         return ("loopback" if host in _LOOPBACK else host, port, self._path)
 
@@ -116,7 +117,7 @@ class Server:
         # JSON needs six bytes at most for a character.
         limit = 6 * max_chars + 65536
         data, whole = self._exchange("/execute", {"task_id": task_id, "code": code}, timeout_s, limit)
-        text = _parse("/execute", data).get("output") if whole else _beginning(data)
+        text = _parse("/execute", data).get("output") if whole else text_beginning(data)
         if not isinstance(text, str):
             raise ServerGarbage(f"/execute answered without a text: {_excerpt(data)}")
         return text, whole
@@ -194,7 +195,7 @@ def _parse(path: str, data: bytes) -> dict:
     return answer
 
 
-def _beginning(data: bytes) -> str | None:
+def text_beginning(data: bytes) -> str | None:
     """The text in the first part of `{"output": "…"}`, less what cannot be read at the cut."""
     if not data.startswith(_OUTPUT):
         return None

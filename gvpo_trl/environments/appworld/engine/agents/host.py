@@ -47,7 +47,8 @@ def warm_up() -> dict:
     shells.rehearse(WORLD)
     shells.freeze_clock()
     support = sandbox.probe()
-    return {"appworld": appworld.__version__, "level": support.level, "missing": list(support.missing)}
+    facts = {"level": support.level, "missing": list(support.missing), "readable": list(READABLE)}
+    return {"appworld": appworld.__version__, **facts}
 
 
 def serve_agent(trainer: socket.socket, world: socket.socket, request: dict) -> None:
@@ -63,7 +64,7 @@ def serve_agent(trainer: socket.socket, world: socket.socket, request: dict) -> 
             memory_bytes=CONFIG["memory_bytes"],
             parent=os.getppid(),
         )
-        leaks = [leak for planted in CONFIG["planted"] for leak in sandbox.self_test(planted, layers, kept)]
+        leaks = [leak for canary in CONFIG["canaries"] for leak in sandbox.self_test(canary, layers, kept)]
         episode = Interpreter(WORLD, world, frames.receive(world))
     except Exception as error:
         frames.send(trainer, {"fault": f"the interpreter could not start: {type(error).__name__}: {error}"})
