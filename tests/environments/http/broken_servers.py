@@ -1,5 +1,6 @@
 """HTTP servers that answer as they are told to, to break the protocol of AppWorld's servers."""
 
+import contextlib
 import http.server
 import json
 import threading
@@ -69,3 +70,17 @@ def hang_up(handler):
 
 def speak_no_http(handler):
     handler.wfile.write(b"220 smtp ready\r\n")
+
+
+def raw(beginning, piece, times=100, pause_s=0.05):
+    """An answer of bytes that need not be HTTP: a beginning, then a piece again and again until the client leaves."""
+
+    def write(handler):
+        handler.close_connection = True
+        with contextlib.suppress(OSError):
+            handler.wfile.write(beginning)
+            for _ in range(times):
+                handler.wfile.write(piece)
+                time.sleep(pause_s)
+
+    return write

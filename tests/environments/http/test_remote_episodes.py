@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gvpo_trl.environments.appworld.http.environments import RemoteEnvironments
+from gvpo_trl.environments.appworld.http.environments import RemoteEnvironments, share_urls
 from gvpo_trl.environments.checks import check_environment
 from gvpo_trl.failures import FailureKind
 from gvpo_trl.faults import EpisodeFault, SetupError
@@ -155,6 +155,17 @@ def test_a_server_keeps_one_folder_a_task(servers, remote, task):
 def test_addresses_are_checked(urls, message):
     with pytest.raises(SetupError, match=message):
         RemoteEnvironments(urls)
+
+
+def test_each_process_of_a_distributed_run_gets_servers_of_its_own():
+    urls = [f"http://127.0.0.1:{port}" for port in range(8001, 8006)]
+    shares = [share_urls(urls, rank, 3) for rank in range(3)]
+    assert shares == [[urls[0], urls[3]], [urls[1], urls[4]], [urls[2]]]
+    assert share_urls(tuple(urls), 0, 1) == urls
+    with pytest.raises(SetupError, match=r"5 servers for 6 processes.*start at least 6 servers"):
+        share_urls(urls, 0, 6)
+    with pytest.raises(SetupError, match="must be a list"):
+        share_urls(urls[0], 0, 1)
 
 
 @pytest.mark.parametrize("name", ["step_timeout_s", "open_timeout_s", "evaluate_timeout_s", "max_output_chars"])

@@ -12,6 +12,7 @@ behind a firewall or in a container, or let it listen on the local machine alone
     .../bin/python -c 'import uvicorn; from appworld.serve.environment import app; uvicorn.run(app, port=8001)'
 """
 
+import logging
 import threading
 import time
 import uuid
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from gvpo_trl.environments.appworld.http.bounds import read_report
 from gvpo_trl.environments.appworld.http.pool import Pool
 from gvpo_trl.environments.appworld.http.server import Server, ServerRefused, ServerSilent
 from gvpo_trl.environments.appworld.http.verdicts import verdict_of
@@ -36,6 +38,8 @@ from gvpo_trl.faults import (
     SetupError,
 )
 
+_log = logging.getLogger(__name__)
+
 REPEAT_WAIT_S = 600.0
 """How long the scoring of an episode whose server hangs waits for another server."""
 _DID_NOT_RUN = (FailureKind.SYNTAX, FailureKind.FORBIDDEN, FailureKind.NO_CODE)
@@ -45,15 +49,17 @@ class RemoteEnvironments(LimitedEnvironment):
     """Many AppWorld episodes at a time, each on a server of its own.
 
     Many threads may call `open`, which waits until a server is free. A server belongs to one `RemoteEnvironments` at a
-    time: two of them, or two processes of a distributed run, would change each other's worlds without noticing.
+    time: two of them, or two processes of a distributed run, would change each other's worlds without noticing. In a
+    distributed run, give each process its own servers with `share_urls`, as `gvpo-trl train` does.
 
     The servers show less and allow less than the local processes, which makes these differences:
 
     - The failure of a step is read from AppWorld's text. Code that prints exactly what AppWorld writes after a failed
       step, the frame of a traceback included, counts as failed. The local environment is not deceived by that.
     - `StepResult.api_calls` is empty: no endpoint reports calls.
-    - Agent code runs in the process that holds the task's answers, and it can leave changes to modules behind for the
-      server's next episode. Logouts, the one such change that agents make in good faith, are undone.
+    - Agent code runs in the process that holds the task's answers and that evaluates. It can read the answers, and it
+      can change modules, and with them how later episodes on the same server run and are scored. Logouts, the one
+      such change that agents make in good faith, are undone. Restart the servers after a policy that you don't trust.
     - Code that ends the server's process, prints lone surrogates or raises something that is no `Exception` gives a
       fault, and not a failed step.
     - Code that ignores its interruption blocks its server until the server is restarted. The episode is scored
@@ -79,7 +85,10 @@ class RemoteEnvironments(LimitedEnvironment):
         SetupError: a value, an address or the data root is at fault.
     """
 
-    protection = "agent code runs on the servers, beside the world, and can read the answers"
+    protection = (
+        "agent code runs on the servers, beside the world: it can read the answers, and it can change how the later "
+        "episodes of its server run and are scored"
+    )
     """What keeps agent code from the answers, in words for a log."""
 
     def __init__(
@@ -109,6 +118,7 @@ class RemoteEnvironments(LimitedEnvironment):
         """How the names of this environment's folders below the servers' `experiments/outputs` begin."""
         self.pool = Pool(servers, max_restarts, open_timeout_s)
         """Who has which server."""
+        self._warned = False
         self._episodes: set[RemoteEpisode] = set()
 
     def start(self) -> "RemoteEnvironments":
@@ -118,8 +128,19 @@ class RemoteEnvironments(LimitedEnvironment):
             SetupError: one of them is no AppWorld environment server.
             HostFault: no server answers.
         """
+        self._warn()
         self.pool.wait_for_any(self.open_timeout_s)
         return self
+
+    def _warn(self) -> None:
+        """Say once in the log how little the servers protect."""
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "%s. Use servers for policies that don't look for such ways, or the processes of this machine; "
+                "see docs/sandbox.md",
+                self.protection,
+            )
 
     def open(self, task_id: str) -> "RemoteEpisode":
         """Open a fresh episode of the task; thread-safe, waits for a free server.
@@ -134,6 +155,7 @@ class RemoteEnvironments(LimitedEnvironment):
             check_task(self.root, task_id)
         elif not isinstance(task_id, str) or not task_id:
             raise SetupError(f"task_id={task_id!r} must be the name of a task, e.g. '50e1ac9_1'")
+        self._warn()
         episode = RemoteEpisode(self, task_id)
         if self.pool.closed:
             episode.close()
@@ -172,10 +194,34 @@ class RemoteEnvironments(LimitedEnvironment):
         self.close()
 
 
-def _servers(urls: Sequence[str]) -> list[Server]:
+def share_urls(urls: Sequence[str], process_index: int, num_processes: int) -> list[str]:
+    """The servers of one process of a distributed run; every server belongs to exactly one process.
+
+    Args:
+        urls: the addresses of all servers, in the same order in every process.
+        process_index: which process this is, e.g. `accelerate.PartialState().process_index`.
+        num_processes: how many processes there are, e.g. `accelerate.PartialState().num_processes`.
+
+    Raises:
+        SetupError: there are fewer servers than processes.
+    """
+    urls = _check_list(urls)
+    if len(urls) < num_processes:
+        raise SetupError(
+            f"urls holds {len(urls)} servers for {num_processes} processes, and each process needs one of its own; "
+            f"start at least {num_processes} servers or fewer processes"
+        )
+    return urls[process_index::num_processes]
+
+
+def _check_list(urls: Sequence[str]) -> list[str]:
     if isinstance(urls, str) or not isinstance(urls, Sequence) or not urls:
         raise SetupError(f"urls={urls!r} must be a list of at least one address, e.g. ['http://127.0.0.1:8001']")
-    servers = [Server(url) for url in urls]
+    return list(urls)
+
+
+def _servers(urls: Sequence[str]) -> list[Server]:
+    servers = [Server(url) for url in _check_list(urls)]
     known: dict[tuple, str] = {}
     for server in servers:
         if server.identity in known:
@@ -270,12 +316,10 @@ class RemoteEpisode:
         except (ServerSilent, ServerRefused) as error:
             raise EvaluatorFault(f"the evaluation of task {self.task_id} failed: {error}") from error
         try:
-            passed, failed = ([str(entry["requirement"]) for entry in report[name]] for name in ("passes", "failures"))
-            announced = int(report["num_tests"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolFault(f"the evaluation of task {self.task_id} gave no test results") from error
-        # AppWorld counts a test that did not run as not passed.
-        failed += ["a test that did not run"] * (announced - len(passed) - len(failed))
+            passed, failed = read_report(report)
+        except ValueError as error:
+            self.world.set_aside(error)
+            raise ProtocolFault(f"the evaluation of task {self.task_id} gave no test results: {error}") from error
         self._environments.pool.succeeded(self.world.entry)
         return Score(passed=tuple(passed), failed=tuple(failed))
 

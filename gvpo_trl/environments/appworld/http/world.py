@@ -88,10 +88,10 @@ class RemoteWorld:
         try:
             return question(server)
         except ServerLost as error:
-            self._set_aside(error)
+            self.set_aside(error)
             raise HostFault(f"the AppWorld server {server.url} is gone: {error}") from error
         except ServerGarbage as error:
-            self._set_aside(error)
+            self.set_aside(error)
             raise ProtocolFault(f"{server.url} does not answer as an AppWorld environment server: {error}") from error
         except ServerSilent as error:
             self.alive = False
@@ -101,7 +101,8 @@ class RemoteWorld:
             self._clean = False
             raise
 
-    def _set_aside(self, cause: Exception) -> None:
+    def set_aside(self, cause: Exception) -> None:
+        """Give the world up and leave its server alone for a while, because of a fault of the server."""
         self.alive = False
         self.pool.failed(self.entry, cause)
 
@@ -117,7 +118,7 @@ class RemoteWorld:
         )
         if not isinstance(output, dict) or output.get("task_id") != self.task_id:
             error = ServerGarbage(f"/initialize does not name task {self.task_id}")
-            self._set_aside(error)
+            self.set_aside(error)
             raise ProtocolFault(f"{self.entry.server.url}: {error}") from error
 
     def _undo_logouts(self, timeout_s: float) -> None:
@@ -141,7 +142,7 @@ class RemoteWorld:
             f"{what}, though it knows the task: its disk may be full, its root not writable, or its process changed "
             "by earlier code; restart it if this comes again"
         )
-        self._set_aside(fault)
+        self.set_aside(fault)
         return fault
 
     def end(self) -> None:
