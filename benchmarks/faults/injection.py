@@ -22,7 +22,8 @@ from pathlib import Path
 
 from benchmarks.faults.leftovers import descriptors
 from gvpo_trl.environments.appworld import AppWorldEnvironments
-from gvpo_trl.environments.appworld.hosts import Child, HostKeeper, HostProcess
+from gvpo_trl.environments.appworld.children import Child
+from gvpo_trl.environments.appworld.hosts import HostKeeper, HostProcess
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
 
 OVERTIME_S = 2.0

@@ -26,8 +26,9 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 
 from gvpo_trl.environments.appworld import AppWorldEnvironments
+from gvpo_trl.environments.appworld.children import Child
 from gvpo_trl.environments.appworld.engine import boot
-from gvpo_trl.environments.appworld.hosts import Child, Launch
+from gvpo_trl.environments.appworld.hosts import Launch
 from gvpo_trl.faults import EnvironmentFault
 from tests.environments.attacks import PRELUDE, TASKS, Attack, Sign, every_attack
 from tests.environments.support import solution

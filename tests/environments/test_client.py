@@ -1,5 +1,6 @@
 """What `AppWorldEnvironments` checks before it starts anything, and whom its processes outlive."""
 
+import os
 import threading
 import time
 
@@ -45,3 +46,27 @@ def test_open_from_a_thread_that_ends_keeps_the_host(pocket_root, appworld_venv)
     with environments, opened[0] as episode:
         assert episode.step("print(1)").failure is None
         assert episode.step("raise Exception").failure is FailureKind.RUNTIME
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_a_fork_of_the_trainer_is_refused(pocket_root, appworld_venv, kind):
+    options = {"venv": appworld_venv} if kind == "local" else {"urls": ["http://127.0.0.1:9"]}
+    with AppWorldEnvironments(pocket_root, **options) as environments:
+        task = split_ids(pocket_root)[0]
+        calls = [lambda: environments.open(task)]
+        if kind == "local":
+            calls.append(lambda: environments.prefetch([task]))
+        reader, writer = os.pipe()
+        if (child := os.fork()) == 0:
+            for call in calls:
+                try:
+                    call()
+                except SetupError as error:
+                    os.write(writer, f"{error}\n".encode())
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as told:
+            lines = told.read().splitlines()
+        os.waitpid(child, 0)
+    assert len(lines) == len(calls)
+    assert all(f"belongs to process {os.getpid()}" in line for line in lines)

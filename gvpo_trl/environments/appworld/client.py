@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gvpo_trl.environments.appworld.episodes import AppWorldEpisode, ProcessEpisode, SplitEpisode
-from gvpo_trl.environments.appworld.limits import LimitedEnvironment, Limits, check_at_least
+from gvpo_trl.environments.appworld.limits import CommonEnvironment, Limits, check_at_least
 from gvpo_trl.environments.appworld.machinery import Machinery, make_machinery
 from gvpo_trl.environments.appworld.prefetch import Places
 from gvpo_trl.environments.appworld.setup import appworld_python
@@ -31,7 +31,7 @@ from gvpo_trl.faults import SetupError
 ISOLATION = ("split", "process")
 
 
-class AppWorldEnvironments(LimitedEnvironment):
+class AppWorldEnvironments(CommonEnvironment):
     """Many AppWorld episodes at a time, each in a process of its own.
 
     The processes start at the first `open`, which takes some seconds, or when `start` is called. Many threads may call
@@ -103,12 +103,14 @@ class AppWorldEnvironments(LimitedEnvironment):
         fast: bool = True,
         rehearse: bool = True,
     ) -> None:
-        self.limits = Limits(
-            step_timeout_s=step_timeout_s,
-            open_timeout_s=open_timeout_s,
-            evaluate_timeout_s=evaluate_timeout_s,
-            max_interactions=max_interactions,
-            max_output_chars=max_output_chars,
+        super().__init__(
+            Limits(
+                step_timeout_s=step_timeout_s,
+                open_timeout_s=open_timeout_s,
+                evaluate_timeout_s=evaluate_timeout_s,
+                max_interactions=max_interactions,
+                max_output_chars=max_output_chars,
+            )
         )
         check_at_least(1, max_episodes=max_episodes)
         check_at_least(0, max_restarts=max_restarts)
@@ -158,11 +160,12 @@ class AppWorldEnvironments(LimitedEnvironment):
         """Open a fresh episode of the task; thread-safe, waits for a free place.
 
         Raises:
-            SetupError: the task is unknown.
+            SetupError: the task is unknown, or this is a fork of the process that made the environment.
             HostFault: the host is gone; the next call starts another one.
             EpisodeFault: the world could not be opened.
             EnvironmentsExhausted: hosts died too often in a row.
         """
+        self.check_process()
         check_task(self.root, task_id)
         started = time.monotonic()
         episode = self._places.take(task_id)
@@ -175,8 +178,9 @@ class AppWorldEnvironments(LimitedEnvironment):
         A later call replaces what an earlier one asked for. A task that cannot be opened in advance is left to `open`.
 
         Raises:
-            SetupError: a task is unknown.
+            SetupError: a task is unknown, or this is a fork of the process that made the environment.
         """
+        self.check_process()
         for task_id in set(task_ids):
             check_task(self.root, task_id)
         self._places.prefetch(task_ids)

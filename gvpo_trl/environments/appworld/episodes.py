@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gvpo_trl.environments.appworld.hosts import Child
+from gvpo_trl.environments.appworld.children import Child
 from gvpo_trl.environments.appworld.limits import cut_output
 from gvpo_trl.environments.appworld.machinery import Machinery
 from gvpo_trl.environments.appworld.wire import frames

@@ -1,6 +1,7 @@
 """The processes that run tasks' unit tests; each can evaluate one task after the other."""
 
-from gvpo_trl.environments.appworld.hosts import Child, HostKeeper
+from gvpo_trl.environments.appworld.children import Child
+from gvpo_trl.environments.appworld.hosts import HostKeeper
 from gvpo_trl.environments.appworld.wire import frames
 
 MAX_IDLE = 8

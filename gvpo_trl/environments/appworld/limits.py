@@ -1,6 +1,7 @@
 """What local and remote episodes share: the limits of an episode, and the texts of a step that broke one of them."""
 
 import math
+import os
 from dataclasses import dataclass
 
 from gvpo_trl.faults import SetupError
@@ -44,10 +45,27 @@ class Limits:
         return TIMEOUT_TEXT.format(int(self.step_timeout_s))
 
 
-class LimitedEnvironment:
-    """An environment whose limits can also be read one by one, as `check_environment` reads `step_timeout_s`."""
+class CommonEnvironment:
+    """What local and remote environments share: limits that can be read one by one, and the process they belong to.
 
-    limits: Limits
+    Args:
+        limits: of every episode.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._owner = os.getpid()
+
+    def check_process(self) -> None:
+        """Raise a `SetupError` in a fork of the process that made the environment.
+
+        A fork has copies of its sockets and its account of what is free, so both would act on the same worlds.
+        """
+        if os.getpid() != self._owner:
+            raise SetupError(
+                f"this environment belongs to process {self._owner} and is used in its fork {os.getpid()}; make "
+                "another one there, and use none in the workers of a data loader"
+            )
 
     @property
     def step_timeout_s(self) -> float:

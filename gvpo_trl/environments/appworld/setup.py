@@ -89,7 +89,7 @@ def ensure_appworld(venv: Path | str | None = None) -> Path:
             return path
         if path.exists() and any(path.iterdir()) and not (path / "pyvenv.cfg").is_file():
             raise SetupError(f"{str(path)!r} is not empty and no virtual environment; name another folder")
-        python = _fitting_python()
+        python = fitting_python()
         environment = _clean_environment(path)
         _call([python, "-m", "venv", "--clear", path], "cannot make the virtual environment", environment)
         pip = [path / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
@@ -157,7 +157,12 @@ def _problem(path: Path) -> str | None:
     return None
 
 
-def _fitting_python() -> str:
+def fitting_python() -> str:
+    """An interpreter on which AppWorld can be installed.
+
+    Raises:
+        SetupError: there is none.
+    """
     oldest, newest = PYTHONS
     if oldest <= sys.version_info[:2] <= newest:
         return sys.executable

@@ -25,7 +25,7 @@ from gvpo_trl.environments.appworld.http.pool import Pool
 from gvpo_trl.environments.appworld.http.server import Server, ServerRefused, ServerSilent
 from gvpo_trl.environments.appworld.http.verdicts import verdict_of
 from gvpo_trl.environments.appworld.http.world import ANSWER_TIMEOUT_S, RemoteWorld
-from gvpo_trl.environments.appworld.limits import LimitedEnvironment, Limits, check_at_least, cut_output
+from gvpo_trl.environments.appworld.limits import CommonEnvironment, Limits, check_at_least, cut_output
 from gvpo_trl.environments.appworld.tasks import check_root, check_task
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
 from gvpo_trl.failures import FailureKind
@@ -45,7 +45,7 @@ REPEAT_WAIT_S = 600.0
 _DID_NOT_RUN = (FailureKind.SYNTAX, FailureKind.FORBIDDEN, FailureKind.NO_CODE)
 
 
-class RemoteEnvironments(LimitedEnvironment):
+class RemoteEnvironments(CommonEnvironment):
     """Many AppWorld episodes at a time, each on a server of its own.
 
     Many threads may call `open`, which waits until a server is free. A server belongs to one `RemoteEnvironments` at a
@@ -103,12 +103,14 @@ class RemoteEnvironments(LimitedEnvironment):
         max_output_chars: int = 1_000_000,
         max_restarts: int = 3,
     ) -> None:
-        self.limits = Limits(
-            step_timeout_s=step_timeout_s,
-            open_timeout_s=open_timeout_s,
-            evaluate_timeout_s=evaluate_timeout_s,
-            max_interactions=max_interactions,
-            max_output_chars=max_output_chars,
+        super().__init__(
+            Limits(
+                step_timeout_s=step_timeout_s,
+                open_timeout_s=open_timeout_s,
+                evaluate_timeout_s=evaluate_timeout_s,
+                max_interactions=max_interactions,
+                max_output_chars=max_output_chars,
+            )
         )
         check_at_least(0, max_restarts=max_restarts)
         servers = _servers(urls)
@@ -146,11 +148,12 @@ class RemoteEnvironments(LimitedEnvironment):
         """Open a fresh episode of the task; thread-safe, waits for a free server.
 
         Raises:
-            SetupError: the task is unknown in `root`.
+            SetupError: the task is unknown in `root`, or this is a fork of the process that made the environment.
             HostFault: no server is alive; the next call asks them again.
             EpisodeFault, ProtocolFault: a server did not open the world.
             EnvironmentsExhausted: every server was found dead too often in a row.
         """
+        self.check_process()
         if self.root is not None:
             check_task(self.root, task_id)
         elif not isinstance(task_id, str) or not task_id:
