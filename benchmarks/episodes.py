@@ -16,6 +16,7 @@ import json
 import os
 import queue
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,9 +54,10 @@ class Ours:
         task_id, codes = script
         with self.environments.open(task_id) as episode:
             texts = [episode.step(code).text for code in codes]
+            started = time.perf_counter()
             score = episode.score()
+            self.evaluations.append(time.perf_counter() - started)
         self.resets.append(episode.reset.seconds)
-        self.evaluations.append(score.seconds)
         return texts, sorted(score.passed), sorted(score.failed)
 
 
@@ -183,8 +185,12 @@ def _check(scripts: list[Script], seen: list[tuple[str, list[Seen]]]) -> None:
 def _step_overhead(environments: AppWorldEnvironments, task_id: str) -> float:
     """Median seconds that a step takes beyond what its code measures of itself."""
     with environments.open(task_id) as episode:
-        steps = [episode.step(TIMED_STEP) for _ in range(TIMED_STEPS)]
-    return statistics.median(step.seconds - float(step.text) for step in steps)
+        overheads = []
+        for _ in range(TIMED_STEPS):
+            started = time.perf_counter()
+            step = episode.step(TIMED_STEP)
+            overheads.append(time.perf_counter() - started - float(step.text))
+    return statistics.median(overheads)
 
 
 def _measure_live(options: argparse.Namespace, scripts: list[Script]) -> dict[str, Any]:

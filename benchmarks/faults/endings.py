@@ -37,9 +37,9 @@ class DyingHosts:
     def open(self, task_id: str) -> Any:
         """An episode of the real environments, if they live."""
         if self.dying:
-            for keeper in self.environments._keepers:
+            for keeper in self.environments.machinery.keepers:
                 keeper.begin()
-                keeper._host.process.kill()
+                keeper.host.process.kill()
         return self.environments.open(task_id)
 
     def prefetch(self, task_ids: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ def hosts_that_never_become_ready(root: Path, folder: Path, task_id: str, **limi
     with AppWorldEnvironments(
         root, output_dir=folder, rehearse=False, max_restarts=RESTARTS, **limits
     ) as environments:
-        for keeper in environments._keepers:
+        for keeper in environments.machinery.keepers:
             keeper.launch = dataclasses.replace(keeper.launch, ready_timeout_s=0.2)
         for _ in range(RESTARTS + 2):
             try:

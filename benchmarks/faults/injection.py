@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.faults.leftovers import descriptors
-from gvpo_trl.environments.appworld import AppWorldEnvironments, process
+from gvpo_trl.environments.appworld import AppWorldEnvironments
+from gvpo_trl.environments.appworld.children import Child
+from gvpo_trl.environments.appworld.hosts import HostKeeper, HostProcess
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
 
 OVERTIME_S = 2.0
@@ -124,12 +126,11 @@ class FaultyEnvironments:
         self._here = threading.local()
         self.pool = ThreadPoolExecutor(4 * self.max_episodes, thread_name_prefix="fault")
         self._live: set[FaultyEpisode] = set()
-        self._struck: dict[process.HostProcess, str] = {}
+        self._struck: dict[HostProcess, str] = {}
         self._full: list[str] = []
-        self._pids: dict[tuple[process.HostProcess, int], int] = {}  # host and number of the request -> process id
-        self._ask, self._take_evaluator = process.HostProcess._ask, environments._take_evaluator
-        process.HostProcess._ask = self._watched_ask()
-        environments._take_evaluator = self._watched_evaluator
+        self._spawn, self._take_evaluator = HostProcess.spawn, environments.machinery.evaluators.take
+        HostProcess.spawn = self._watched_spawn()
+        environments.machinery.evaluators.take = self._watched_evaluator
 
     def open(self, task_id: RowTask) -> "FaultyEpisode":
         """Open an episode of the row's task; a fault is drawn for it."""
@@ -137,7 +138,7 @@ class FaultyEnvironments:
         with self.lock:
             self.attempts[task_id.row].append(episode)
             self._live.add(episode)
-            hosts = [keeper._host for keeper in self.environments._keepers]
+            hosts = [keeper.host for keeper in self.environments.machinery.keepers]
             unnoticed = [self._struck[host] for host in hosts if host in self._struck and not host.dead]
             episode.hits += self._full + unnoticed
         episode.open()
@@ -146,12 +147,12 @@ class FaultyEnvironments:
     def close(self) -> None:
         """Wait for the faults under way. The real environments stay open."""
         self.pool.shutdown()
-        process.HostProcess._ask = self._ask
-        self.environments._take_evaluator = self._take_evaluator
+        HostProcess.spawn = self._spawn
+        self.environments.machinery.evaluators.take = self._take_evaluator
 
     def idle_evaluators(self) -> set[int]:
         """Ids of the processes that the real environments keep for the next evaluations."""
-        return {self._pids[child.host, child.id] for child in self.environments._idle_evaluators}
+        return {child.pid for child in self.environments.machinery.evaluators.idle}
 
     @contextlib.contextmanager
     def spawning_for(self, episode: "FaultyEpisode") -> Iterator[None]:
@@ -162,29 +163,27 @@ class FaultyEnvironments:
         finally:
             self._here.episode = None
 
-    def _watched_ask(self):
-        """Requests to hosts, with each process that they fork told to its episode; nothing else knows their ids."""
-        ask, here, pids = self._ask, self._here, self._pids
+    def _watched_spawn(self):
+        """A `spawn` of hosts that tells the episode of this thread which processes were forked for it."""
+        spawn, here = self._spawn, self._here
 
-        def watched_ask(host: process.HostProcess, message: dict, fds: tuple[int, ...] = ()):
-            reply, number = ask(host, message, fds)
-            if message["op"] == "spawn" and reply["ok"]:
-                pids[host, number] = reply["pid"]
-                episode, kind = getattr(here, "episode", None), message["kind"]
-                if episode is not None and kind != "evaluation":
-                    episode.started("world" if kind == "episode" else kind, reply["pid"])
-            return reply, number
+        def watched_spawn(host: HostProcess, request: dict, peer: socket.socket | None = None):
+            number, pid, sock = spawn(host, request, peer)
+            episode, kind = getattr(here, "episode", None), request["kind"]
+            if episode is not None and kind != "evaluation":
+                episode.started("world" if kind == "episode" else kind, pid)
+            return number, pid, sock
 
-        return watched_ask
+        return watched_spawn
 
-    def _watched_evaluator(self) -> process.Child:
+    def _watched_evaluator(self) -> Child:
         """The process of an evaluation, told to its episode: it may have evaluated before."""
         episode = getattr(self._here, "episode", None)
         if episode is not None:
             episode.before_evaluation()
         child = self._take_evaluator()
         if episode is not None:
-            episode.started("evaluation", self._pids[child.host, child.id])
+            episode.started("evaluation", child.pid)
         return child
 
     def draw(self, task_id: RowTask, attempt: int) -> Plan | None:
@@ -199,7 +198,7 @@ class FaultyEnvironments:
         step = dice.randrange(3) if place == "step" else None
         return Plan(kind, place, step, dice.uniform(0, LONGEST_DELAY_S))
 
-    def record(self, kind: str, victim: "FaultyEpisode", host: process.HostProcess | None = None) -> str:
+    def record(self, kind: str, victim: "FaultyEpisode", host: HostProcess | None = None) -> str:
         """Note a fault and whom it hits, right before it strikes; its name."""
         with self.lock:
             self.injected[kind] += 1
@@ -215,15 +214,16 @@ class FaultyEnvironments:
         with self.lock:
             self._live.discard(episode)
 
-    def keeper(self, kind: str) -> process.HostKeeper:
+    def keeper(self, kind: str) -> HostKeeper:
         """The keeper of the host that a kind breaks."""
-        return self.environments._agents if "agent host" in kind else self.environments._hosts
+        machinery = self.environments.machinery
+        return machinery.agents if "agent host" in kind else machinery.worlds
 
-    def strike_next_host(self, victim: "FaultyEpisode", before: process.HostProcess) -> None:
+    def strike_next_host(self, victim: "FaultyEpisode", before: HostProcess) -> None:
         """Kill the host that takes another one's place, which is warming up then."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            host = self.environments._hosts._host
+            host = self.environments.machinery.worlds.host
             if host is not None and host is not before:
                 self.record("host killed, and the next", victim, host)
                 host.process.kill()
@@ -271,8 +271,7 @@ class FaultyEpisode:
             raise
         self.reset = self._episode.reset
         if self._plan is not None and self._plan.kind in ("world's channel cut", "garbage to world"):
-            world = getattr(self._episode, "_world", None) or self._episode._child
-            self._channel = world.sock.dup()
+            self._channel = self._episode.world.sock.dup()
 
     def step(self, code: str) -> StepResult:
         """As the real one; too long a step is noted."""
@@ -312,7 +311,7 @@ class FaultyEpisode:
         if plan is not None and plan.kind == "saved state damaged" and not plan.fired:
             plan.fired = True
             self._faults.record(plan.kind, self)
-            for path in self._episode._output.glob("tasks/*/dbs/*.jsonl"):
+            for path in self._episode.output.glob("tasks/*/dbs/*.jsonl"):
                 path.write_text("{broken")
 
     def _leave(self) -> None:
@@ -348,7 +347,7 @@ class FaultyEpisode:
             over.wait(0 if plan.fired else 0.002)
 
     def _strike_host(self, kind: str) -> bool:
-        host = self._faults.keeper(kind)._host
+        host = self._faults.keeper(kind).host
         if host is None or host.dead:
             return False
         if "killed" in kind:

@@ -35,14 +35,14 @@ class Leftovers:
             environments: theirs.
             kept: ids of the processes that wait for the next episode by intention.
         """
-        hosts = [keeper._host for keeper in environments._keepers if keeper._host is not None]
+        hosts = [keeper.host for keeper in environments.machinery.keepers if keeper.host is not None]
         pids = kept | self._processes | {host.process.pid for host in hosts}
         found = _when_settled(lambda: [f"process {pid}" for pid in host_processes(os.getpid()) if pid not in pids])
         # A host talks to its trainer through one socket; those of its children must be closed in it.
         for host in hosts:
             sockets = sum(target.startswith("socket:") for target in descriptors(host.process.pid).values())
             found += [f"{sockets} sockets in the {host.launch.name}"] if sockets > 1 else []
-        workspace = environments._workspace
+        workspace = environments.machinery.workspace
         for folder in (workspace.outputs, workspace.scratch / "tmp"):
             found += [f"file {path}" for path in folder.rglob("*")]
         return found

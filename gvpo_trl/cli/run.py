@@ -36,7 +36,7 @@ def train(script_args: "ScriptArguments", training_args: "GVPOConfig", model_arg
         checkpoint = resolve_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
         train_dataset = _train_tasks(script_args)
         eval_dataset = _eval_tasks(script_args) if training_args.eval_strategy != "no" else None
-    with _environments(script_args) as environments:
+    with _environments(script_args, training_args) as environments:
         with _user_errors():
             trainer = build_trainer(
                 script_args,
@@ -69,7 +69,7 @@ def evaluate(script_args: "ScriptArguments", training_args: "GVPOConfig", model_
             raise ValueError("eval_split is missing; name a split: train, dev, test_normal or test_challenge")
         dataset = _eval_tasks(script_args)
     training_args.eval_strategy = "no"  # the schedule is for evaluations during training
-    with _environments(script_args) as environments:
+    with _environments(script_args, training_args) as environments:
         with _user_errors():
             trainer = build_trainer(script_args, training_args, model_args, environments, train_dataset=dataset)
         figures = run_evaluation(trainer, dataset, samples=script_args.eval_samples)
@@ -206,7 +206,7 @@ def _tasks(script_args: "ScriptArguments", split: str, difficulties: list[int] |
 
 
 @contextmanager
-def _environments(script_args: "ScriptArguments") -> "Iterator[AppWorldEnvironments]":
+def _environments(script_args: "ScriptArguments", training_args: "GVPOConfig") -> "Iterator[AppWorldEnvironments]":
     """Start the environments of a run, and close them however the run ends, also on SIGTERM."""
     from gvpo_trl.environments.appworld import AppWorldEnvironments
 
@@ -215,7 +215,7 @@ def _environments(script_args: "ScriptArguments") -> "Iterator[AppWorldEnvironme
     try:
         with _user_errors():
             given = {
-                "urls": script_args.appworld_urls,
+                "urls": own_urls(script_args.appworld_urls, training_args),
                 "venv": script_args.appworld_venv,
                 "max_episodes": script_args.max_episodes,
                 "isolation": script_args.isolation,
@@ -233,6 +233,19 @@ def _environments(script_args: "ScriptArguments") -> "Iterator[AppWorldEnvironme
         if environments is not None:
             environments.close()
         signal.signal(signal.SIGTERM, previous)
+
+
+def own_urls(urls: list[str] | None, training_args: "GVPOConfig") -> list[str] | None:
+    """The servers of this process: each process of a distributed run gets its own.
+
+    Raises:
+        SetupError: there are fewer servers than processes.
+    """
+    if urls is None:
+        return None
+    from gvpo_trl.environments.appworld.http.environments import share_urls
+
+    return share_urls(urls, training_args.process_index, training_args.world_size)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""What the rollout loop asks of an environment. Blocking calls; the loop runs each live episode on its own thread.
+"""The protocol of an environment. Its calls block; the rollout loop runs each open episode on a thread of its own.
 
-A result object says what the agent did wrong (`StepResult.failure`); an exception of `environments.errors` says that
-our machinery broke, and the agent never sees it.
+A result object says what the agent did wrong (`StepResult.failure`). An `EnvironmentFault` says that our machinery
+broke; the agent never sees it.
 """
 
 from dataclasses import dataclass
@@ -12,41 +12,42 @@ from gvpo_trl.failures import FailureKind
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResetResult:
-    """What is known of an episode once its world is open."""
+    """The facts about an episode whose world has just been opened."""
 
     task_id: str
-    """The environment's name of the task, e.g. `"50e1ac9_1"`."""
+    """The task's name in its environment, e.g. `"50e1ac9_1"`."""
     seconds: float
-    """Wall time from asking for the episode to its world being open."""
+    """Wall time from the request for the episode until its world was open."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What one execution of the agent's code gave."""
+    """The result of one execution of the agent's code."""
 
     text: str
-    """What the agent sees, not yet cut to its token budget."""
+    """The text that the agent sees, before the rollout cuts it to its token budget."""
     failure: FailureKind | None
-    """Why the step failed; `None` when it executed."""
+    """Why the step failed; `None` when the code executed."""
     completed: bool = False
-    """Whether the task was declared complete (also as failed) by the end of this step."""
+    """Whether the agent had declared the task complete, or given it up, by the end of this step."""
     ended: bool = False
-    """Whether the episode cannot take another step: its interpreter is gone by the agent's own doing."""
+    """Whether the agent has ended its interpreter, so that the episode cannot take another step."""
     api_calls: tuple[str, ...] = ()
-    """`app.api` of each call that the step made, in order."""
+    """The API calls of the step, each as `app.api`, in order."""
     seconds: float = 0.0
-    """Wall time of the step as the trainer's process saw it."""
+    """Wall time of the step. The rollout measures it; an environment leaves it at 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """What the task's unit tests said of the final state."""
+    """The results of the task's unit tests on the final state."""
 
     passed: tuple[str, ...]
-    """Requirement texts of the tests that passed."""
+    """The requirements, in words, whose tests passed."""
     failed: tuple[str, ...]
-    """Requirement texts of the tests that failed."""
+    """The requirements, in words, whose tests failed or did not run."""
     seconds: float = 0.0
+    """Wall time of the evaluation. The rollout measures it; an environment leaves it at 0."""
 
     @property
     def reward(self) -> float:
@@ -56,7 +57,7 @@ class Score:
 
     @property
     def success(self) -> bool:
-        """Whether every test passed (the task counts for TGC)."""
+        """Whether every test passed, so that the task counts for the task goal completion (TGC)."""
         return bool(self.passed) and not self.failed
 
 
@@ -69,24 +70,24 @@ class Episode(Protocol):
         """Run the code in the episode's interpreter; state carries over to the next step."""
 
     def score(self) -> Score:
-        """Run the task's unit tests on the final state, after which no step is possible."""
+        """Run the task's unit tests on the final state; no step is possible afterwards."""
 
     def close(self) -> None:
-        """End the episode and leave nothing behind; idempotent, safe after a fault."""
+        """End the episode and everything that it started; idempotent, safe after a fault."""
 
 
 class Environment(Protocol):
-    """Opens episodes. One environment serves a whole training run."""
+    """Opens the episodes of a whole training run."""
 
     max_episodes: int
-    """How many episodes may be open at once; the loop queues the rest."""
+    """How many episodes may be open at once; the rollout loop makes the others wait."""
 
     def open(self, task_id: str) -> Episode:
         """Open a fresh episode of the task; thread-safe.
 
         Raises:
             SetupError: the task is unknown.
-            EnvironmentFault: the episode could not be opened.
+            EnvironmentFault: the episode cannot be opened.
         """
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""`check_environment`: a conformance test for anyone's environment, in the spirit of Gymnasium's `check_env`.
+"""`check_environment`: a conformance test for any environment, in the spirit of Gymnasium's `check_env`.
 
-It opens episodes, runs small Python snippets in them and looks at what comes back: verdicts, isolation, deadlines,
-what happens after the end. It needs nothing from a world but that it runs Python.
+It opens episodes, runs small Python snippets in them and checks the results: verdicts, isolation, deadlines, and the
+faults after an episode's end. The episodes only have to run Python.
 """
 
 import threading
@@ -15,10 +15,10 @@ from gvpo_trl.faults import EnvironmentFault, SetupError
 
 BUSY = "import time\nstart = time.clock_gettime(time.CLOCK_MONOTONIC)\n"
 BUSY += "while time.clock_gettime(time.CLOCK_MONOTONIC) - start < {seconds}:\n    pass"
-"""Keeps an interpreter busy by a clock that AppWorld does not freeze."""
+"""Code that keeps an interpreter busy for some seconds of the one clock that AppWorld does not freeze."""
 
 ENDLESS = "while True:\n    try:\n        while True:\n            sum(range(9))\n    except Exception:\n        pass"
-"""Never ends and lets itself not be interrupted by an exception."""
+"""Code that never ends and that swallows the exception which is to interrupt it."""
 
 VERDICTS: dict[str, FailureKind | None] = {
     "print(6 * 7)": None,
@@ -31,11 +31,11 @@ VERDICTS: dict[str, FailureKind | None] = {
     "": FailureKind.NO_CODE,
     " \n ": FailureKind.NO_CODE,
 }
-"""Snippets and the failure kind that each must get."""
+"""Snippets, and the failure kind that each must get; `None` for a success."""
 
 
 class EnvironmentCheckError(AssertionError):
-    """An environment breaks the protocol; the message lists every check that failed."""
+    """An environment breaks the protocol; the message lists all checks that failed."""
 
 
 def check_environment(
@@ -44,11 +44,11 @@ def check_environment(
     """Check that an environment keeps the protocol of `environments.base`.
 
     Args:
-        env: needs room for two episodes; stays open.
-        task_id: a task to open again and again.
-        step_timeout_s: the environment's deadline for a step; its attribute of that name by default. Without either
-            the deadline is not checked.
-        deadline_slack_s: how far a step may outlive its deadline.
+        env: the environment, with room for two episodes at once. It stays open.
+        task_id: a task, which is opened many times.
+        step_timeout_s: the environment's deadline for a step; by default its attribute of that name. The deadline is
+            not checked where neither is given.
+        deadline_slack_s: how many seconds a step may take beyond its deadline.
 
     Returns:
         The names of the checks that passed.
@@ -111,7 +111,7 @@ class _Checks:
                 _expect(isinstance(result.text, str), f"{code!r} gave no text")
                 _expect(result.failure == kind, f"{code!r} gave {result.failure!r} instead of {kind!r}: {result.text}")
                 _expect(not result.completed and not result.ended, f"{code!r} completed or ended the episode")
-            _expect("42" in episode.step("print(6 * 7)").text, "what is printed does not come back")
+            _expect("42" in episode.step("print(6 * 7)").text, "the printed text does not come back")
 
         self.run(body)
 
@@ -119,7 +119,7 @@ class _Checks:
         def body(episode: Episode) -> None:
             episode.step("kept = 41\ndef more():\n    return kept + 1")
             episode.step("1 / 0")
-            _expect("42" in episode.step("print(more())").text, "a variable did not live to the next step")
+            _expect("42" in episode.step("print(more())").text, "a variable is gone in the next step")
 
         self.run(body)
 

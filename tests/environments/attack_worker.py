@@ -26,8 +26,9 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 
 from gvpo_trl.environments.appworld import AppWorldEnvironments
+from gvpo_trl.environments.appworld.children import Child
 from gvpo_trl.environments.appworld.engine import boot
-from gvpo_trl.environments.appworld.hosts import Child, Launch
+from gvpo_trl.environments.appworld.hosts import Launch
 from gvpo_trl.faults import EnvironmentFault
 from tests.environments.attacks import PRELUDE, TASKS, Attack, Sign, every_attack
 from tests.environments.support import solution
@@ -57,7 +58,7 @@ def open_environment(work: dict) -> AppWorldEnvironments:
     options |= SPLIT if mode == "split" else LOOSE
     environment = AppWorldEnvironments(work["root"], isolation="process" if mode == "process" else "split", **options)
     if mode == "open":
-        for keeper in environment._keepers:
+        for keeper in environment.machinery.keepers:
             launch = keeper.launch
             keeper.launch = Undefended(**vars(launch) | {"config": launch.config | {"boot": boot.__file__}})
         believe_every_death()
@@ -127,7 +128,7 @@ class Maker:
             "ROOT": str(self.root),
             "TASK": task,
             "TRAINER": os.getpid(),
-            "WORKSPACE": str(self.environment._workspace.path),
+            "WORKSPACE": str(self.environment.machinery.workspace.path),
             "SECRET_FILE": str(self.folder / "secret"),
             "PORT": self.listener.port,
             "ADDRESS": self.listener.address,
@@ -187,8 +188,9 @@ class Maker:
         for scene in scenes:
             for number, code in enumerate((*scene.attack.honest, *scene.attack.steps)):
                 if goes_on:
+                    started = time.monotonic()
                     result = episode.step(code if number else assignments(scene.values) + code)
-                    scene.see(result)
+                    scene.see(result, time.monotonic() - started)
                     goes_on = not result.ended
         time.sleep(max(scene.attack.wait_s for scene in scenes))
         started = time.monotonic()
@@ -197,7 +199,7 @@ class Maker:
 
     def _signs(self, scene: "Scene", whole: dict) -> set[Sign]:
         texts = [step["text"] for step in scene.record["steps"]]
-        logs = self.environment._workspace.path.glob("*.log")
+        logs = self.environment.machinery.workspace.path.glob("*.log")
         slow = [step["seconds"] > STEP_S + PATIENCE_S for step in scene.record["steps"]]
         name = scene.attack.id
         showed = {
@@ -229,8 +231,8 @@ class Scene:
         self.values = {"LOOT": str(self.loot), "VICTIM": self.victim.pid}
         self.record = {"steps": [], "completed": False}
 
-    def see(self, result) -> None:
-        self.record["steps"].append({"text": result.text, "failure": result.failure, "seconds": result.seconds})
+    def see(self, result, seconds: float) -> None:
+        self.record["steps"].append({"text": result.text, "failure": result.failure, "seconds": seconds})
         self.record["completed"] |= result.completed
 
     def close(self) -> None:

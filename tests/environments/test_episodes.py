@@ -93,7 +93,6 @@ def check_table(episode):
         assert result.failure == kind, f"{code!r}: {result}"
         assert text in result.text, f"{code!r}: {result.text[-500:]!r}"
         assert not result.completed and not result.ended
-        assert result.seconds > 0
     assert episode.step("print(x, 6 * 7)").text == "3 42\n", "the episode goes on as if nothing had been"
 
 
@@ -238,10 +237,9 @@ def test_credentials_stay_here(pocket_root, appworld_venv, task, monkeypatch):
 
 def test_output_folders_are_private_and_go_away(environments, pocket_root, task):
     with environments.open(task) as episode:
-        outputs = list(environments._workspace.outputs.iterdir())
-        assert len(outputs) == 1
-        assert (outputs[0] / "tasks" / task).is_dir()
-    assert list(environments._workspace.outputs.iterdir()) == []
+        assert list(episode.output.parent.iterdir()) == [episode.output]
+        assert (episode.output / "tasks" / task).is_dir()
+    assert list(episode.output.parent.iterdir()) == []
     assert not (pocket_root / "experiments" / "outputs" / "warm-up").exists()
     episode.close()
 

@@ -39,7 +39,7 @@ def play(environments, task_id, codes):
     with environments.open(task_id) as episode:
         results = [episode.step(code) for code in codes]
         score = episode.score()
-        folder = environments._workspace.outputs / episode._names["experiment"] / "tasks" / task_id
+        folder = episode.output / "tasks" / task_id
         files = {
             str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()
         }
@@ -110,7 +110,7 @@ def test_solutions_beside_their_world_give_the_same(process_pair, pocket_root):
 def test_a_world_that_dies_leaves_the_state_of_its_last_finished_step(process_pair, pocket_root, spoil):
     def play(environments, codes, spoilt):
         with environments.open(task_id) as episode:
-            output = environments._workspace.outputs / episode._names["experiment"]
+            output = episode.output
             for number, code in enumerate(codes):
                 episode.step(code)
                 if spoilt and number == len(codes) // 2:

@@ -106,10 +106,10 @@ def test_offline(tmp_path, monkeypatch):
 def test_a_python_that_does_not_fit(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 14, 0))
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "python3.12" else None)
-    assert setup._fitting_python() == "/usr/bin/python3.12"
+    assert setup.fitting_python() == "/usr/bin/python3.12"
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(SetupError, match=r"Python 3\.14 cannot hold AppWorld, which needs 3\.11 to 3\.13"):
-        setup._fitting_python()
+        setup.fitting_python()
 
 
 def test_the_generators_own_error_is_handed_on(appworld_venv, tmp_path):

@@ -2,7 +2,7 @@
 
 The modules beside this file run in the trainer's process and import the standard library, `environments.base`,
 `failures` and `faults`. They start the processes of `engine` and talk to them over `wire`. AppWorld is imported in
-`engine` alone: an open world freezes the clock of its process. The public names load on first use.
+`engine` alone: an open world freezes the clock of its process. The public names are imported on first use.
 """
 
 from typing import TYPE_CHECKING

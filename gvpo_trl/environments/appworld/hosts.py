@@ -1,23 +1,23 @@
-"""The trainer's side of a fork server: start it, ask it for children, notice its death, start it again."""
+"""The trainer's side of a host: it starts the host, notices its death and starts it again."""
 
 import json
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gvpo_trl.environments.appworld.engine import boot
 from gvpo_trl.environments.appworld.wire import frames
 from gvpo_trl.environments.appworld.workspace import Workspace
-from gvpo_trl.faults import EnvironmentFault, EnvironmentsExhausted, EpisodeFault
+from gvpo_trl.faults import EnvironmentFault, EnvironmentsExhausted, EpisodeFault, HostFault
 
 CONTROL_TIMEOUT_S = 30.0
+"""Deadline of a host's answer on its control socket."""
 _BARE = ("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|COOKIE", re.IGNORECASE)
 
@@ -27,49 +27,53 @@ class Launch:
     """How to start one kind of host."""
 
     name: str
-    """For messages and the log: `host` or `evaluator`."""
+    """For messages and the log: `host` forks worlds and evaluators, `agent-host` forks interpreters."""
     python: Path
     """The interpreter of AppWorld's own virtual environment."""
     module: str
     """What runs in the host: the full name of a module of `engine`."""
-    root: Path
-    """AppWorld's data root."""
     workspace: Workspace
-    config: dict = field(default_factory=dict)
-    """Handed to the script as JSON."""
+    """Where the host and its children write."""
+    config: dict
+    """Handed to the module as JSON."""
+    root: Path | None = None
+    """AppWorld's data root. `None` for a host whose children run agent code: the host does not know where the data
+    lies, and it gets next to none of the trainer's environment variables."""
     ready_timeout_s: float = 300.0
-    fault: type[EnvironmentFault]
-    """What its death is called."""
-    bare: bool = False
-    """Whether its children run agent code alone: then it sees next to none of our variables."""
+    """Deadline of the warm-up."""
 
     def command(self, *arguments: str) -> list[str]:
-        """What starts the host."""
+        """The command that starts the host."""
         return boot.command(self.python, self.module, *arguments)
 
     def environment(self) -> dict[str, str]:
-        """The variables that a host sees: no credential, no home folder of ours."""
+        """The host's environment variables, without the trainer's credentials and home folder."""
         scratch = self.workspace.scratch
         kept = {
             name: value
             for name, value in os.environ.items()
             if not _SECRET.search(name) and not name.startswith(("PYTHON", "APPWORLD", "GVPO"))
         }
-        if self.bare:
+        if self.root is None:
             kept = {name: value for name, value in kept.items() if name in _BARE}
         return kept | {
-            "APPWORLD_ROOT": str(scratch / "home" if self.bare else self.root),
+            "APPWORLD_ROOT": str(scratch / "home" if self.root is None else self.root),
             "APPWORLD_CACHE": str(scratch / "cache"),
             "HOME": str(scratch / "home"),
             "IPYTHONDIR": str(scratch / "ipython"),
             "TMPDIR": str(scratch / "tmp"),
             "SQLITE_TMPDIR": str(scratch / "tmp"),
-            "GVPO_HOST": json.dumps({"outputs": str(self.workspace.outputs), "scratch": str(scratch)} | self.config),
+            "GVPO_HOST": json.dumps(self.config),
         }
 
 
 class HostProcess:
-    """One running fork server. Thread-safe; every failure to talk to it is `launch.fault`."""
+    """One running host. Thread-safe; every failure to talk to it is a `HostFault`.
+
+    Args:
+        launch: how to start it.
+        generation: how many hosts of this kind were started before it, and one.
+    """
 
     def __init__(self, launch: Launch, generation: int) -> None:
         self.launch = launch
@@ -83,7 +87,7 @@ class HostProcess:
             self.process = self._start(theirs)
         except OSError as error:  # no process, no descriptor, no room on the disk
             self._control.close()
-            raise launch.fault(f"the {launch.name} cannot be started: {error}") from error
+            raise HostFault(f"the {launch.name} cannot be started: {error}") from error
 
     def _start(self, theirs: socket.socket) -> subprocess.Popen:
         launch = self.launch
@@ -99,7 +103,7 @@ class HostProcess:
             )
 
     def wait_ready(self) -> dict:
-        """Wait for the end of the warm-up; what the host says of itself."""
+        """Wait for the end of the warm-up; the facts that the host reports about itself."""
         with self._lock:
             if self._ready is None:
                 try:
@@ -113,8 +117,16 @@ class HostProcess:
                 self._ready = message
             return self._ready
 
-    def spawn(self, request: dict, peer: socket.socket | None = None) -> tuple[int, socket.socket]:
-        """Fork a child for the request, with a socket to another child; its id and the socket to talk to it."""
+    def spawn(self, request: dict, peer: socket.socket | None = None) -> tuple[int, int, socket.socket]:
+        """Have a child forked.
+
+        Args:
+            request: what kind of child, and what for.
+            peer: a socket to another child, which this one takes over.
+
+        Returns:
+            The child's number for `reap`, its process id, and the socket on which to talk to it.
+        """
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -125,20 +137,21 @@ class HostProcess:
         except BaseException:
             ours.close()
             raise
-        return sequence, ours
+        return sequence, reply["pid"], ours
 
-    def reap(self, child: int) -> tuple[int | None, bool]:
-        """End a child and what it started.
+    def reap(self, number: int) -> tuple[int | None, bool]:
+        """End a child and the processes that it started.
 
-        Its wait status, `None` when there is no such child any more; and whether it lived until then.
+        Returns:
+            The child's wait status, `None` when the host knows no such child, and whether it was alive until now.
         """
-        reply, _ = self._ask({"op": "reap", "child": child})
+        reply, _ = self._ask({"op": "reap", "child": number})
         return reply["status"], reply["killed"]
 
     def _ask(self, message: dict, fds: tuple[int, ...] = ()) -> tuple[dict, int]:
         with self._lock:
             if self.dead:
-                raise self.launch.fault(f"the {self.launch.name} is gone")
+                raise HostFault(f"the {self.launch.name} is gone")
             self._sequence += 1
             sequence = self._sequence
             try:
@@ -146,16 +159,16 @@ class HostProcess:
                 frames.send_control(self._control, message | {"id": sequence}, fds)
                 while True:
                     reply, _ = frames.receive_control(self._control, CONTROL_TIMEOUT_S)
-                    # An answer to a question whose asker was interrupted is passed over.
+                    # This may be the answer to an earlier question, whose asker was interrupted.
                     if reply["id"] == sequence:
                         return reply, sequence
             except frames.ChannelError as error:
                 raise self._lost(f"cannot be reached ({error})") from error
 
-    def _lost(self, what: str) -> EnvironmentFault:
+    def _lost(self, what: str) -> HostFault:
         self.dead = True
         self.kill()
-        return self.launch.fault(f"the {self.launch.name} {what}, {self._ending()}{self.tail()}")
+        return HostFault(f"the {self.launch.name} {what}, {self._ending()}{self.tail()}")
 
     def _ending(self) -> str:
         code = self.process.returncode
@@ -164,7 +177,7 @@ class HostProcess:
         return f"exit status {code}"
 
     def tail(self, characters: int = 1500) -> str:
-        """The end of what the host wrote to its log, on lines of its own; empty when it wrote nothing."""
+        """The end of the host's log, on lines of its own; empty when the host has written nothing."""
         try:
             text = self.log_path.read_text(errors="replace").strip()
         except OSError:
@@ -178,7 +191,7 @@ class HostProcess:
         self.process.wait()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Let the host end itself and its children; idempotent."""
+        """Have the host end itself and its children; idempotent."""
         self.dead = True
         self._control.close()
         try:
@@ -188,7 +201,12 @@ class HostProcess:
 
 
 class HostKeeper:
-    """Keeps one host running: starts it when first needed and again after a death, until it dies too often."""
+    """Keeps one host running: starts it when it is first needed and again after each death, up to a limit.
+
+    Args:
+        launch: how to start the host.
+        max_restarts: how often in a row the host may die.
+    """
 
     def __init__(self, launch: Launch, max_restarts: int) -> None:
         self.launch = launch
@@ -200,12 +218,22 @@ class HostKeeper:
         self._closed = False
         self._last_cause = ""
 
+    @property
+    def host(self) -> HostProcess | None:
+        """The host that runs now, or ran last; `None` before the first one and after one that was found dead."""
+        return self._host
+
+    @property
+    def deaths(self) -> int:
+        """How often the host has died since the last success."""
+        return self._deaths
+
     def get(self) -> HostProcess:
         """A host that is ready.
 
         Raises:
-            EnvironmentFault: of the launch's kind, when the host does not come up.
-            EnvironmentsExhausted: when it died more than `max_restarts` times since the last success.
+            HostFault: the host does not come up.
+            EnvironmentsExhausted: it has died more than `max_restarts` times since the last success.
         """
         with self._lock:
             self._start()
@@ -219,7 +247,7 @@ class HostKeeper:
 
     def _start(self) -> None:
         if self._closed:
-            raise self.launch.fault("the environment is closed")
+            raise HostFault("the environment is closed")
         if self._host is not None and self._host.dead:
             self._host = None
         if self._host is None:
@@ -237,7 +265,7 @@ class HostKeeper:
                 raise
 
     def begin(self) -> None:
-        """Start the host if there is none, and don't wait until it is ready; raises as `get` does."""
+        """Start the host if there is none, without waiting until it is ready; raises as `get` does."""
         with self._lock:
             self._start()
 
@@ -250,7 +278,7 @@ class HostKeeper:
                 self._last_cause = str(cause)
 
     def report_success(self) -> None:
-        """An episode or an evaluation went through: earlier deaths don't count any more."""
+        """Forget earlier deaths, because an episode was scored."""
         self._deaths = 0
 
     def close(self) -> None:
@@ -260,109 +288,3 @@ class HostKeeper:
             host, self._host = self._host, None
         if host is not None:
             host.close()
-
-
-class Child:
-    """One forked process and the socket to it, with the deaths of either told apart.
-
-    Args:
-        keeper: keeps the host that forks it.
-        request: what kind of process, and what for.
-        peer: a socket to another child, for this one to take along.
-    """
-
-    def __init__(self, keeper: HostKeeper, request: dict, peer: socket.socket | None = None) -> None:
-        self.keeper = keeper
-        self.host: HostProcess = keeper.get()
-        self.alive = True
-        self.status: int | None = None
-        self.killed = False
-        """Whether it lived until it was ended from here."""
-        self.kept = False
-        """Whether it has done its work before and waited for more."""
-        try:
-            self.id, self.sock = self.host.spawn(request, peer)
-        except EnvironmentFault as error:
-            self._report(error)
-            raise
-
-    def call(
-        self,
-        message: dict | None,
-        timeout_s: float,
-        limit: int = frames.MAX_FRAME_BYTES,
-        watched: "Child | None" = None,
-    ) -> dict:
-        """Send a message, if any, and wait for an answer of at most `limit` bytes.
-
-        `watched` is a process that says nothing unasked: a sound from it before the answer is its end. A child that is
-        watched over in this way runs agent code, and what it says of a fault of ours is not believed.
-
-        Raises:
-            ChannelError: no answer; the child has been ended and `status` says how, if the host still knows.
-            EnvironmentFault: the host is gone, or the child says that our machinery failed.
-        """
-        try:
-            if message is not None:
-                self.sock.settimeout(timeout_s)
-                frames.send(self.sock, message)
-            deadline = time.monotonic() + timeout_s
-            if watched is not None:
-                watched.check_silent_until(self.sock, timeout_s)
-            reply = frames.receive(self.sock, max(0.0, deadline - time.monotonic()), limit)
-        except frames.ChannelError:
-            self.end()
-            raise
-        except BaseException:
-            self.end(quiet=True)
-            raise
-        if "fault" in reply and watched is None:
-            self.end()
-            raise EpisodeFault(str(reply["fault"]))
-        return reply
-
-    def check_silent_until(self, sock: socket.socket, timeout_s: float) -> None:
-        """Wait until there is something to read on `sock`, or for `timeout_s`.
-
-        Raises:
-            EnvironmentFault: this process ended meanwhile.
-        """
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        poll.register(self.sock, select.POLLIN)
-        heard = {fd for fd, _ in poll.poll(timeout_s * 1000)}
-        if self.sock.fileno() in heard and sock.fileno() not in heard:
-            self.end()
-            raise EpisodeFault(f"a process of ours ended while another one worked for it (wait status {self.status})")
-
-    def speaks_within(self, timeout_s: float) -> bool:
-        """Whether there is something to read within that time: an answer, or the process's end."""
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return bool(poll.poll(timeout_s * 1000))
-
-    def send(self, message: dict, timeout_s: float) -> None:
-        """Send a message that has no answer; raises as `call` does."""
-        try:
-            self.sock.settimeout(timeout_s)
-            frames.send(self.sock, message)
-        except frames.ChannelError:
-            self.end()
-            raise
-
-    def end(self, quiet: bool = False) -> None:
-        """Kill the process and what it started; idempotent."""
-        if not self.alive:
-            return
-        self.alive = False
-        self.sock.close()
-        try:
-            self.status, self.killed = self.host.reap(self.id)
-        except EnvironmentFault as error:
-            self._report(error)
-            if not quiet:
-                raise
-
-    def _report(self, error: EnvironmentFault) -> None:
-        if self.host.dead:
-            self.keeper.report_death(self.host, error)

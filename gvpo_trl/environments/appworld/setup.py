@@ -1,6 +1,6 @@
-"""AppWorld's own virtual environment: make it, find it, check it, run the pocket generator in it.
+"""AppWorld's own virtual environment: makes it, finds it, checks it and runs the pocket generator in it.
 
-AppWorld pins packages that TRL and vLLM cannot live with (pydantic below 2, an old FastAPI), so the two never share an
+AppWorld pins packages that TRL and vLLM cannot work with (pydantic below 2, an old FastAPI), so they never share an
 environment.
 """
 
@@ -21,9 +21,9 @@ from gvpo_trl.faults import SetupError
 from gvpo_trl.pocket import generator
 
 VERSION = "0.1.3.post1"
-"""The one version whose inner workings the hosts know."""
+"""The one supported version: the hosts depend on its internals."""
 PYTHONS = ((3, 11), (3, 13))
-"""Oldest and newest Python that AppWorld's pinned dependencies install on."""
+"""The oldest and the newest Python on which AppWorld's pinned dependencies can be installed."""
 _REMEDY = "run `gvpo-trl appworld setup`"
 _OFFLINE = re.compile(
     "NewConnectionError|Temporary failure in name|Network is unreachable|ConnectTimeout|ProxyError|from versions: none"
@@ -32,18 +32,19 @@ _OFFLINE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class AppWorldFacts:
-    """What a check found."""
+    """What a check of AppWorld's environment found."""
 
     venv: Path
     python: str
-    """Version of its interpreter."""
+    """Version of the environment's interpreter."""
     appworld: str
-    """Version of the package."""
+    """Version of the package in it."""
     root: Path | None = None
     """The data root that was tried, if any."""
     passed: int | None = None
-    """Unit tests that pass on the untouched world of its first task."""
+    """Unit tests that pass on the untouched world of the root's first task."""
     failed: int | None = None
+    """Unit tests that fail on it."""
 
     def __str__(self) -> str:
         lines = [f"AppWorld {self.appworld} on Python {self.python} in {self.venv}"]
@@ -54,7 +55,7 @@ class AppWorldFacts:
 
 
 def default_venv() -> Path:
-    """Where AppWorld's environment is kept: `GVPO_APPWORLD_VENV`, else a folder in the user's cache."""
+    """The folder of AppWorld's environment: `GVPO_APPWORLD_VENV`, or else a folder in the user's cache."""
     if named := os.environ.get("GVPO_APPWORLD_VENV"):
         return Path(named).expanduser().absolute()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -62,7 +63,7 @@ def default_venv() -> Path:
 
 
 def appworld_python(venv: Path | str | None = None) -> Path:
-    """The interpreter of AppWorld's environment, after a look at the files that make it whole.
+    """The interpreter of AppWorld's environment, whose files are checked first.
 
     Raises:
         SetupError: the environment is missing, unfinished or holds another version.
@@ -76,10 +77,10 @@ def appworld_python(venv: Path | str | None = None) -> Path:
 
 
 def ensure_appworld(venv: Path | str | None = None) -> Path:
-    """Make AppWorld's environment, or check the one that is there; idempotent, safe to run twice at a time.
+    """Make AppWorld's environment, or check the existing one; idempotent, and two processes may call it at once.
 
     Raises:
-        SetupError: no fitting Python, no network, a folder that is something else, or a package that does not work.
+        SetupError: there is no supported Python or no network, the folder is something else, or a package is broken.
     """
     path = _resolve(venv)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +89,7 @@ def ensure_appworld(venv: Path | str | None = None) -> Path:
             return path
         if path.exists() and any(path.iterdir()) and not (path / "pyvenv.cfg").is_file():
             raise SetupError(f"{str(path)!r} is not empty and no virtual environment; name another folder")
-        python = _fitting_python()
+        python = fitting_python()
         environment = _clean_environment(path)
         _call([python, "-m", "venv", "--clear", path], "cannot make the virtual environment", environment)
         pip = [path / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
@@ -115,10 +116,10 @@ def check_installation(venv: Path | str | None = None) -> AppWorldFacts:
 
 
 def make_pocket(root: Path | str, seed: int = 0, venv: Path | str | None = None, extra: tuple[str, ...] = ()) -> Path:
-    """Write the pocket data root with AppWorld's own model classes, in its environment.
+    """Write the pocket data root with AppWorld's own model classes, in AppWorld's environment.
 
     Args:
-        root: folder that will hold `data/`.
+        root: the folder that will hold `data/`.
         seed: the same seed gives the same data.
         venv: AppWorld's environment; `default_venv()` by default.
         extra: further arguments of the generator.
@@ -138,7 +139,7 @@ def _resolve(venv: Path | str | None) -> Path:
 
 
 def _problem(path: Path) -> str | None:
-    """What keeps an environment from being used, seen from its files; `None` when nothing does."""
+    """Why an environment cannot be used, as far as its files show; `None` when they show no reason."""
     python = path / "bin" / "python"
     if not path.exists():
         return "is missing"
@@ -156,7 +157,12 @@ def _problem(path: Path) -> str | None:
     return None
 
 
-def _fitting_python() -> str:
+def fitting_python() -> str:
+    """An interpreter on which AppWorld can be installed.
+
+    Raises:
+        SetupError: there is none.
+    """
     oldest, newest = PYTHONS
     if oldest <= sys.version_info[:2] <= newest:
         return sys.executable
@@ -172,7 +178,7 @@ def _fitting_python() -> str:
 def _clean_environment(path: Path) -> dict[str, str]:
     dropped = ("PYTHON", "APPWORLD", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    # `appworld install` unpacks its tests there; the user's home folder is not the place.
+    # `appworld install` unpacks its tests into its cache, by default in the user's home folder.
     return kept | {"APPWORLD_CACHE": str(path / "cache")}
 
 

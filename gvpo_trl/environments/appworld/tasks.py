@@ -1,4 +1,4 @@
-"""AppWorld's tasks as a dataset that TRL trains on; reads `specs.json` and `metadata.json`, never the answers."""
+"""AppWorld's tasks as a dataset that TRL trains on. Reads `specs.json` and `metadata.json`, and never the answers."""
 
 import difflib
 import json
@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 DB_VERSION = "0.1.0"
-"""Of the databases that the pinned AppWorld reads."""
+"""Version of the databases that the pinned AppWorld reads."""
 PROMPTS = Path(__file__).with_name("prompts")
+"""Holds the named prompts, one text file each."""
 PLACEHOLDERS = ("first_name", "last_name", "email", "phone_number", "instruction")
+"""What a prompt's template can refer to."""
 USER_TEMPLATE = (
     "My name is $first_name $last_name. My email is $email and my phone number is $phone_number.\n\nTask: $instruction"
 )
@@ -27,7 +29,7 @@ _REMEDY = (
 
 
 def check_root(root: Path | str | None = None) -> Path:
-    """The absolute path of a data root that AppWorld can work with.
+    """Check that AppWorld can work with a data root; its absolute path.
 
     Args:
         root: the folder that holds `data/`; `APPWORLD_ROOT` or the current folder when `None`.
@@ -43,10 +45,10 @@ def check_root(root: Path | str | None = None) -> Path:
         raise SetupError(
             f"root={str(path)!r} contains 'memory', which AppWorld takes for a database in memory; move the data"
         )
-    task = next((entry for entry in sorted((path / "data" / "tasks").iterdir()) if entry.is_dir()), None)
-    if task is None:
+    tasks = task_folders(path)
+    if not tasks:
         raise SetupError(f"root={str(path)!r} has no tasks (data/tasks is empty); {_REMEDY}")
-    version = _read_json(task / "specs.json").get("db_version")
+    version = _read_json(tasks[0] / "specs.json").get("db_version")
     if version != DB_VERSION:
         raise SetupError(
             f"root={str(path)!r} has data of db_version {version!r}, the supported AppWorld reads {DB_VERSION!r}; "
@@ -55,12 +57,17 @@ def check_root(root: Path | str | None = None) -> Path:
     return path
 
 
+def task_folders(root: Path) -> list[Path]:
+    """The folders of a data root's tasks, in the order of their names."""
+    return sorted(entry for entry in (root / "data" / "tasks").iterdir() if entry.is_dir())
+
+
 def check_task(root: Path, task_id: str) -> None:
-    """Raise a `SetupError` that names the nearest tasks when there is no such task."""
+    """Raise a `SetupError` that names the most similar tasks when there is no such task."""
     plain = isinstance(task_id, str) and task_id and Path(task_id).name == task_id
     if plain and (root / "data" / "tasks" / task_id / "specs.json").is_file():
         return
-    known = [entry.name for entry in (root / "data" / "tasks").iterdir()]
+    known = [entry.name for entry in task_folders(root)]
     raise SetupError(f"task_id={task_id!r} is unknown in {str(root)!r}{_nearest(str(task_id), known)}")
 
 
@@ -78,14 +85,14 @@ def load_tasks(
         root: AppWorld's data root; `APPWORLD_ROOT` or the current folder by default.
         prompt: the system text: `"react"` (with a worked example), `"compact"` (three sentences, for tiny models) or
             the path of a template of your own. A template may hold `$first_name`, `$last_name`, `$email`,
-            `$phone_number` and `$instruction`; `$$` is a dollar sign.
+            `$phone_number` and `$instruction`; `$$` stands for a dollar sign.
 
     Returns:
         A `datasets.Dataset` with the columns `prompt` (system and user message), `task_id`, `scenario`, `difficulty`,
         `instruction` and `split` (`None` for ids).
 
     Raises:
-        SetupError: unknown split or task, nothing left to train on, a root without data, a broken template.
+        SetupError: the split or a task is unknown, no task is left, the root holds no data, or the template is broken.
     """
     path = check_root(root)
     template = load_prompt(prompt)
@@ -108,7 +115,7 @@ def load_prompt(prompt: str | Path) -> string.Template:
     """The system text of a named prompt or of a file, with its placeholders checked.
 
     Raises:
-        SetupError: no such prompt, or a placeholder that nothing fills.
+        SetupError: there is no such prompt, or it has a placeholder that nothing fills.
     """
     path = PROMPTS / f"{prompt}.txt" if (PROMPTS / f"{prompt}.txt").is_file() else Path(prompt)
     if not path.is_file():
@@ -151,7 +158,7 @@ def _split_ids(root: Path, split: str) -> list[str]:
     if not path.is_file() or Path(split).name != split:
         known = sorted(entry.stem for entry in path.parent.glob("*.txt"))
         raise SetupError(f"split {split!r} is unknown; there are {known}; a single task is passed as a list of one id")
-    # AppWorld allows a tag after a colon.
+    # AppWorld allows a tag after the id, behind a colon.
     return [line.split(":")[0].strip() for line in path.read_text().splitlines() if line.strip()]
 
 

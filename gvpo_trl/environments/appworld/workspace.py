@@ -1,4 +1,4 @@
-"""A private folder for one environment's outputs, gone with it, and the cleaning of those whose owner was killed."""
+"""A private folder for what one environment's processes write, and the removal of folders whose owner was killed."""
 
 import contextlib
 import fcntl
@@ -13,13 +13,13 @@ PREFIX = "gvpo-appworld-"
 
 
 class Workspace:
-    """`outputs/` (one folder per episode), `scratch/` (HOME and TMPDIR of hosts) and the hosts' logs.
+    """The folders `outputs/` (one per episode) and `scratch/` (HOME and TMPDIR of the hosts), and the hosts' logs.
 
     Args:
         parent: where to make it; the system's temporary folder by default.
 
     Raises:
-        SetupError: when the folder cannot be made or AppWorld cannot work below it.
+        SetupError: the folder cannot be made, or AppWorld cannot work below it.
     """
 
     def __init__(self, parent: Path | str | None = None) -> None:
@@ -37,15 +37,17 @@ class Workspace:
         except OSError as error:
             raise SetupError(f"output_dir={str(parent)!r} cannot be written: {error.strerror}") from error
         self.path = Path(path)
-        # Held while the owner lives, whatever namespace a later cleaner sees process ids in.
+        # The lock is held as long as the owner lives. A process id would not do: the one who cleans may see other
+        # process ids, from inside a container for example.
         self._lock = open(self.path / "owner", "w")  # noqa: SIM115
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.outputs = self._folder("outputs")
         self.scratch = self._folder("scratch")
         for name in ("home", "ipython", "tmp"):
             self._folder(f"scratch/{name}")
-        self.planted = self._folder("planted")
-        (self.planted / "evaluation.py").write_text("An interpreter that can read this file is not restricted.\n")
+        self.canary = self._folder("canary") / "evaluation.py"
+        """A file that no interpreter may be able to read; each tries before it runs agent code."""
+        self.canary.write_text("An interpreter that can read this file is not restricted.\n")
 
     def _folder(self, name: str) -> Path:
         path = self.path / name

@@ -37,7 +37,7 @@ class HttpServers:
         self._python = appworld_python(venv)
         self._folder = Path(tempfile.mkdtemp(prefix="appworld-http-"))
         (self._folder / "data").symlink_to(Path(root).resolve() / "data")
-        self._ports = _free_ports(count)
+        self._ports = free_ports(count)
         self.processes: list[subprocess.Popen] = []
         try:
             self.processes = [self._start(port) for port in self._ports]
@@ -109,7 +109,7 @@ class HttpServers:
         self.close()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:

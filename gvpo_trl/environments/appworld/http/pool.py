@@ -1,4 +1,4 @@
-"""Who has which server: leases, servers that hang, died or came back, and when to give up."""
+"""The pool of servers: it leases them, leaves alone those that hang or died, and says when none is left."""
 
 import enum
 import logging
@@ -15,11 +15,13 @@ from gvpo_trl.text import printable_line
 logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 2.0
+"""Deadline of a question that only finds out whether a server answers."""
 PROBE_AGAIN_S = 0.5
-"""Between two looks at a server that hangs, or that `wait_for_any` waits for."""
+"""Time between two questions to a server that hangs, or that `wait_for_any` waits for."""
 BACK_OFF_S = 1.0
-"""Before a dead server is asked again; doubles with every further failure."""
+"""Time before a dead server is asked again; it doubles with every further failure."""
 LONGEST_BACK_OFF_S = 30.0
+"""Longest such time."""
 
 
 class State(enum.Enum):
@@ -28,47 +30,50 @@ class State(enum.Enum):
     FREE = enum.auto()
     LEASED = enum.auto()
     PROBED = enum.auto()
+    """Somebody finds out whether it answers."""
     DOWN = enum.auto()
+    """It died, hangs, or breaks the protocol."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Place:
+class PoolEntry:
     """A server and what is known of it."""
 
     server: Server
     number: int
+    """Index in the list of addresses."""
     state: State = State.FREE
     clean: bool = False
-    """Whether nothing of an earlier episode is left in its process that is known to disturb the next."""
+    """Whether its process holds nothing of an earlier episode, as far as we can clean it."""
     failures: int = 0
-    """Since its last scored episode."""
+    """How often it has failed since its last scored episode."""
     retry_at: float = 0.0
-    """When a server that is down may be asked again, on the monotonic clock."""
+    """Time of the monotonic clock from which on a server that is down may be asked again."""
     hangs_until: float = 0.0
-    """Until when a server that does not answer counts as busy rather than dead."""
+    """Time of the monotonic clock until which a server that does not answer counts as busy and not as dead."""
     cause: str = ""
-    """Why it is down."""
+    """Why the server is down."""
 
 
 class Pool:
-    """Leases of servers, one episode each. Thread-safe.
+    """Leases servers, each to one episode at a time. Thread-safe.
 
     Args:
-        servers: distinct ones.
+        servers: different servers.
         max_restarts: how often in a row every server may fail before `lease` gives up for good.
         hang_limit_s: how long a server may stay silent before it counts as dead.
     """
 
     def __init__(self, servers: Sequence[Server], max_restarts: int, hang_limit_s: float) -> None:
-        self.places = [Place(server=server, number=number) for number, server in enumerate(servers)]
+        self.entries = [PoolEntry(server=server, number=number) for number, server in enumerate(servers)]
         self.max_restarts = max_restarts
         self.hang_limit_s = hang_limit_s
         self._changed = threading.Condition()
         self.closed = False
         self._last_cause = "none"
 
-    def lease(self, wait_s: float | None = None) -> Place:
-        """A server for one episode; waits until one is free.
+    def lease(self, wait_s: float | None = None) -> PoolEntry:
+        """Wait for a free server and lease it.
 
         Raises:
             HostFault: no server is alive, the environment is closed, or `wait_s` is over.
@@ -77,150 +82,150 @@ class Pool:
         give_up_at = None if wait_s is None else time.monotonic() + wait_s
         while True:
             with self._changed:
-                place = self._take(give_up_at)
-            if place.state is State.LEASED or self._answers(place):
-                return place
+                entry = self._take(give_up_at)
+            if entry.state is State.LEASED or self._answers(entry):
+                return entry
 
-    def _take(self, give_up_at: float | None) -> Place:
-        """A free server, leased, or one that is down and due to be asked again."""
+    def _take(self, give_up_at: float | None) -> PoolEntry:
+        """Wait for a server that is free, which is then leased, or for one that is due to be asked again."""
         while True:
             if self.closed:
                 raise HostFault("the environment is closed")
             now = time.monotonic()
-            for place in self.places:
-                if place.state is State.FREE:
-                    place.state = State.LEASED
-                    return place
-            down = [place for place in self.places if place.state is State.DOWN]
-            for place in down:
-                if place.retry_at <= now:
-                    place.state = State.PROBED
-                    return place
+            for entry in self.entries:
+                if entry.state is State.FREE:
+                    entry.state = State.LEASED
+                    return entry
+            down = [entry for entry in self.entries if entry.state is State.DOWN]
+            for entry in down:
+                if entry.retry_at <= now:
+                    entry.state = State.PROBED
+                    return entry
             self._check_alive(exhausted_only=True)
             if give_up_at is not None and now >= give_up_at:
                 raise HostFault("no server became free in time")
-            times = [place.retry_at for place in down] + ([] if give_up_at is None else [give_up_at])
+            times = [entry.retry_at for entry in down] + ([] if give_up_at is None else [give_up_at])
             self._changed.wait(min(times) - now if times else None)
 
-    def _answers(self, place: Place) -> bool:
+    def _answers(self, entry: PoolEntry) -> bool:
         try:
-            place.server.ask("/", timeout_s=PROBE_TIMEOUT_S)
+            entry.server.ask("/", timeout_s=PROBE_TIMEOUT_S)
         except BaseException as error:
             with self._changed:
-                place.state = State.DOWN
-                if time.monotonic() < place.hangs_until:
-                    place.retry_at = time.monotonic() + PROBE_AGAIN_S
+                entry.state = State.DOWN
+                if time.monotonic() < entry.hangs_until:
+                    entry.retry_at = time.monotonic() + PROBE_AGAIN_S
                 else:
-                    place.hangs_until = 0.0
-                    self._note_failure(place, error)
+                    entry.hangs_until = 0.0
+                    self._note_failure(entry, error)
                 self._changed.notify_all()
                 if not isinstance(error, ServerError):
                     raise
                 self._check_alive()
             return False
-        logger.warning("AppWorld server %s answers again", place.server.url)
+        logger.warning("AppWorld server %s answers again", entry.server.url)
         with self._changed:
-            place.state, place.hangs_until = State.LEASED, 0.0
+            entry.state, entry.hangs_until = State.LEASED, 0.0
         return True
 
     def check_alive(self) -> None:
-        """Raise what `lease` would when no server is alive."""
+        """Raise as `lease` does when no server is alive."""
         with self._changed:
             self._check_alive()
 
     def _check_alive(self, exhausted_only: bool = False) -> None:
         now = time.monotonic()
-        if any(place.state is not State.DOWN or now < place.hangs_until for place in self.places):
+        if any(entry.state is not State.DOWN or now < entry.hangs_until for entry in self.entries):
             return
-        if all(place.failures > self.max_restarts for place in self.places):
+        if all(entry.failures > self.max_restarts for entry in self.entries):
             raise EnvironmentsExhausted(
                 f"no AppWorld server came back after {self.max_restarts} tries each; last cause: {self._last_cause}"
             )
         if not exhausted_only:
             raise HostFault(f"no AppWorld server is alive; last cause: {self._last_cause}")
 
-    def failed(self, place: Place, cause: Exception) -> None:
-        """A leased server died, or answered what no AppWorld server answers: it is asked again later."""
+    def failed(self, entry: PoolEntry, cause: Exception) -> None:
+        """Note that a leased server died or did not answer as an AppWorld server does; it is asked again later."""
         with self._changed:
-            self._note_failure(place, cause)
+            self._note_failure(entry, cause)
             self._changed.notify_all()
 
-    def _note_failure(self, place: Place, cause: BaseException) -> None:
-        place.state, place.clean = State.DOWN, False
-        place.failures += 1
-        wait_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2 ** (place.failures - 1))
-        place.retry_at = time.monotonic() + wait_s
-        place.cause = self._last_cause = printable_line(f"{place.server.url}: {cause}")
-        logger.warning("AppWorld server %s; asked again in %g s", place.cause, wait_s)
+    def _note_failure(self, entry: PoolEntry, cause: BaseException) -> None:
+        entry.state, entry.clean = State.DOWN, False
+        entry.failures += 1
+        wait_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2 ** (entry.failures - 1))
+        entry.retry_at = time.monotonic() + wait_s
+        entry.cause = self._last_cause = printable_line(f"{entry.server.url}: {cause}")
+        logger.warning("AppWorld server %s; asked again in %g s", entry.cause, wait_s)
 
-    def hangs(self, place: Place, cause: Exception) -> None:
-        """A leased server does not answer: nobody gets it before it does."""
+    def hangs(self, entry: PoolEntry, cause: Exception) -> None:
+        """Note that a leased server does not answer; nobody gets it before it answers again."""
         with self._changed:
-            place.state, place.clean = State.DOWN, False
-            place.retry_at = time.monotonic() + PROBE_AGAIN_S
-            place.hangs_until = time.monotonic() + self.hang_limit_s
-            place.cause = self._last_cause = printable_line(f"{place.server.url}: {cause}")
-            logger.warning("AppWorld server %s; left alone until it answers", place.cause)
+            entry.state, entry.clean = State.DOWN, False
+            entry.retry_at = time.monotonic() + PROBE_AGAIN_S
+            entry.hangs_until = time.monotonic() + self.hang_limit_s
+            entry.cause = self._last_cause = printable_line(f"{entry.server.url}: {cause}")
+            logger.warning("AppWorld server %s; left alone until it answers", entry.cause)
             self._changed.notify_all()
 
-    def give_back(self, place: Place, clean: bool) -> None:
-        """The end of a lease."""
+    def give_back(self, entry: PoolEntry, clean: bool) -> None:
+        """End a lease."""
         with self._changed:
-            place.state, place.clean = State.FREE, clean
+            entry.state, entry.clean = State.FREE, clean
             self._changed.notify_all()
 
-    def succeeded(self, place: Place) -> None:
-        """An episode was scored: earlier failures don't count any more."""
-        place.failures = 0
+    def succeeded(self, entry: PoolEntry) -> None:
+        """Forgive a server its earlier failures, because an episode on it was scored."""
+        entry.failures = 0
 
     def wait_for_any(self, timeout_s: float) -> None:
-        """Wait until every server answers, at most so long; the ones that don't are down.
+        """Wait until every server answers, at most for that time; servers that do not answer by then are down.
 
         Raises:
-            SetupError: something else than an AppWorld server answers.
+            SetupError: one of them is no AppWorld server.
             HostFault: no server answers.
         """
         stopped = threading.Event()
 
-        def wait(place: Place) -> None:
+        def wait(entry: PoolEntry) -> None:
             deadline = time.monotonic() + timeout_s
             while True:
                 try:
-                    greeting = place.server.ask("/", timeout_s=PROBE_TIMEOUT_S)
+                    greeting = entry.server.ask("/", timeout_s=PROBE_TIMEOUT_S)
                 except (ServerLost, ServerSilent) as error:
                     if time.monotonic() >= deadline:
-                        return self.failed(place, error)
+                        return self.failed(entry, error)
                     if stopped.wait(PROBE_AGAIN_S):
                         return None
                 except ServerError as error:
-                    return self.failed(place, error)
+                    return self.failed(entry, error)
                 else:
                     break
             if "AppWorld" not in str(greeting.get("message")):
                 raise SetupError(
-                    f"url={place.server.url!r} is no AppWorld environment server; "
+                    f"url={entry.server.url!r} is no AppWorld environment server; "
                     "start one with `appworld serve environment --port 8001`"
                 )
-            return self.give_back(place, clean=place.clean)
+            return self.give_back(entry, clean=entry.clean)
 
         with self._changed:
-            waiting = [place for place in self.places if place.state is State.FREE]
-            for place in waiting:
-                place.state = State.PROBED
+            waiting = [entry for entry in self.entries if entry.state is State.FREE]
+            for entry in waiting:
+                entry.state = State.PROBED
         try:
-            with ThreadPoolExecutor(len(self.places)) as threads:
+            with ThreadPoolExecutor(len(self.entries)) as threads:
                 try:
                     list(threads.map(wait, waiting))
                 finally:
                     stopped.set()
         finally:
-            for place in waiting:
-                if place.state is State.PROBED:
-                    self.give_back(place, clean=False)
+            for entry in waiting:
+                if entry.state is State.PROBED:
+                    self.give_back(entry, clean=False)
         self.check_alive()
 
     def close(self) -> None:
-        """Whoever waits for a server, and whoever asks for one from now on, gets a `HostFault`; idempotent."""
+        """Refuse those who wait for a server, and all who come later, with a `HostFault`; idempotent."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()

@@ -1,9 +1,10 @@
-"""One AppWorld environment server: its address, and one question at a time with a deadline. Standard library alone.
+"""One AppWorld environment server: its address, and questions to it with a deadline.
 
-Every question has a connection of its own, so that a server which died between two of them is never mistaken for one
-that died while it ran code. Proxy variables of the environment are not heeded.
+Every question has a connection of its own. So a server that died between two questions is never mistaken for one that
+died while it ran code. The environment's proxy variables have no effect.
 """
 
+import contextlib
 import http.client
 import json
 import re
@@ -11,14 +12,20 @@ import time
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from gvpo_trl.environments.appworld.http.bounds import PIECE_BYTES, BoundedSocket
 from gvpo_trl.faults import SetupError
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
+"""Longest answer to a question that runs no agent code."""
+MAX_HEAD_BYTES = 256 * 1024
+"""Bytes that a server may send before the body of its answer."""
+MAX_ANSWER_VALUES = 1_000_000
+"""Values in an answer to a question that runs no agent code; each takes some 60 bytes of memory."""
 CONNECT_TIMEOUT_S = 10.0
 _OUTPUT = b'{"output":"'
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 _GATEWAY_STATUS = (502, 503, 504)
-"""What a proxy says when there is no server behind it."""
+"""What a proxy answers when there is no server behind it."""
 
 
 class ServerError(Exception):
@@ -26,7 +33,7 @@ class ServerError(Exception):
 
 
 class ServerLost(ServerError):
-    """Nothing listens there, or the connection ended without an answer."""
+    """Nothing listens at the address, or the connection ended without an answer."""
 
 
 class ServerSilent(ServerError):
@@ -34,21 +41,21 @@ class ServerSilent(ServerError):
 
 
 class ServerGarbage(ServerError):
-    """What arrived is no answer of an AppWorld environment server."""
+    """The answer is not that of an AppWorld environment server."""
 
 
 class ServerRefused(ServerError):
-    """The bare status 500 that AppWorld answers nearly every error with."""
+    """The server answered with a bare status 500, as AppWorld does after nearly every error."""
 
 
 class Server:
-    """Where a server is and how it is asked.
+    """A server's address, and the questions that it can be asked.
 
     Args:
         url: `http://host:port` or `https://host:port`, with a path where a proxy needs one.
 
     Raises:
-        SetupError: no such address.
+        SetupError: `url` is no such address.
     """
 
     def __init__(self, url: str) -> None:
@@ -75,27 +82,29 @@ class Server:
 
     @property
     def identity(self) -> tuple:
-        """Equal for two spellings of one address."""
+        """The address in a form that is equal for two spellings of it."""
         host, port = self._address
         return ("loopback" if host in _LOOPBACK else host, port, self._path)
 
     def ask(self, path: str, body: dict | None = None, *, timeout_s: float) -> Any:
-        """The answer to one question: a POST with a body, a GET without.
+        """Ask one question: with POST where there is a body, and else with GET.
 
         Args:
             path: of the endpoint, e.g. `"/execute"`.
-            body: JSON object.
-            timeout_s: for the whole exchange.
+            body: a JSON object.
+            timeout_s: deadline of the whole exchange.
 
         Returns:
-            What the answer holds under `output`; of a GET the whole answer.
+            The value of `output` in the answer to a POST; the whole answer to a GET.
 
         Raises:
-            ServerError: no proper answer.
+            ServerError: there was no proper answer.
         """
         data, whole = self._exchange(path, body, timeout_s, MAX_ANSWER_BYTES)
         if not whole:
             raise ServerGarbage(f"{path} answered with more than {MAX_ANSWER_BYTES} bytes")
+        if sum(map(data.count, (b"[", b"{", b","))) > MAX_ANSWER_VALUES:
+            raise ServerGarbage(f"{path} answered with more than {MAX_ANSWER_VALUES} values")
         answer = _parse(path, data)
         if body is None:
             return answer
@@ -107,16 +116,16 @@ class Server:
         """Run code in the open world.
 
         Returns:
-            What AppWorld says, and whether that is all of it: of a text longer than `max_chars` the beginning may come
-            alone, since agent code can print more than the trainer has memory for.
+            AppWorld's text, and whether that is all of it. Of a text longer than `max_chars` it may be the beginning,
+            since agent code can print more than the trainer has memory for.
 
         Raises:
-            ServerError: no proper answer.
+            ServerError: there was no proper answer.
         """
-        # JSON needs six bytes at most for a character.
+        # JSON needs at most six bytes for a character.
         limit = 6 * max_chars + 65536
         data, whole = self._exchange("/execute", {"task_id": task_id, "code": code}, timeout_s, limit)
-        text = _parse("/execute", data).get("output") if whole else _beginning(data)
+        text = _parse("/execute", data).get("output") if whole else text_beginning(data)
         if not isinstance(text, str):
             raise ServerGarbage(f"/execute answered without a text: {_excerpt(data)}")
         return text, whole
@@ -130,30 +139,30 @@ class Server:
         return True
 
     def _exchange(self, path: str, body: dict | None, timeout_s: float, limit: int) -> tuple[bytes, bool]:
+        """Ask one question; the answer's body, and whether that is all of it or its first `limit` bytes or more."""
         deadline = time.monotonic() + timeout_s
         make = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
         connection = make(*self._address, timeout=min(timeout_s, CONNECT_TIMEOUT_S))
-        try:
-            connection.connect()
-            sock = connection.sock
-            sock.settimeout(_left(deadline))
-            headers = {"Content-Type": "application/json", "Connection": "close"}
-            payload = None if body is None else json.dumps(body).encode()
-            connection.request("GET" if body is None else "POST", self._path + path, payload, headers)
-        except OSError as error:
-            connection.close()
-            raise ServerLost(f"cannot be reached: {error or type(error).__name__}") from error
-        try:
-            response = connection.getresponse()
-            data, whole = _read(response, sock, deadline, limit)
-        except TimeoutError as error:
-            raise ServerSilent(f"{path} was not answered within {timeout_s:g} s") from error
-        except ConnectionError as error:
-            raise ServerLost(f"{path}: the connection ended without an answer") from error
-        except (http.client.HTTPException, OSError) as error:
-            raise ServerGarbage(f"{path}: {type(error).__name__}: {error}") from error
-        finally:
-            connection.close()
+        with contextlib.ExitStack() as stack:
+            try:
+                connection.connect()
+                stack.callback(connection.sock.close)
+                connection.sock = sock = BoundedSocket(connection.sock, deadline, MAX_HEAD_BYTES)
+                headers = {"Content-Type": "application/json", "Connection": "close"}
+                payload = None if body is None else json.dumps(body).encode()
+                connection.request("GET" if body is None else "POST", self._path + path, payload, headers)
+            except OSError as error:
+                raise ServerLost(f"cannot be reached: {error or type(error).__name__}") from error
+            try:
+                response = stack.enter_context(connection.getresponse())
+                sock.allow(2 * limit + MAX_HEAD_BYTES)  # in chunks, a body is longer than its content
+                data, whole = _read(response, limit)
+            except TimeoutError as error:
+                raise ServerSilent(f"{path} was not answered within {timeout_s:g} s") from error
+            except ConnectionError as error:
+                raise ServerLost(f"{path}: the connection ended without an answer") from error
+            except (http.client.HTTPException, OSError) as error:
+                raise ServerGarbage(f"{path}: {type(error).__name__}: {error}") from error
         if response.status in _GATEWAY_STATUS:
             raise ServerLost(f"{path}: status {response.status}")
         if response.status == 500:
@@ -163,25 +172,17 @@ class Server:
         return data, whole
 
 
-def _left(deadline: float) -> float:
-    if (left := deadline - time.monotonic()) <= 0:
-        raise TimeoutError
-    return left
-
-
-def _read(response: http.client.HTTPResponse, sock: Any, deadline: float, limit: int) -> tuple[bytes, bool]:
-    """The body, or the beginning of one that is longer than `limit` bytes."""
-    chunks, size = [], 0
-    while size <= limit:
-        sock.settimeout(_left(deadline))
-        chunk = response.read1(65536)
+def _read(response: http.client.HTTPResponse, limit: int) -> tuple[bytes, bool]:
+    """The body and `True`, or the beginning of one that is longer than `limit` bytes and `False`."""
+    data = bytearray()
+    while len(data) <= limit:
+        chunk = response.read1(PIECE_BYTES)
         if not chunk:
             if response.length:
-                raise http.client.IncompleteRead(b"".join(chunks)[-80:], response.length)
-            return b"".join(chunks), True
-        chunks.append(chunk)
-        size += len(chunk)
-    return b"".join(chunks), False
+                raise http.client.IncompleteRead(bytes(data[-80:]), response.length)
+            return bytes(data), True
+        data += chunk
+    return bytes(data), False
 
 
 def _parse(path: str, data: bytes) -> dict:
@@ -194,12 +195,12 @@ def _parse(path: str, data: bytes) -> dict:
     return answer
 
 
-def _beginning(data: bytes) -> str | None:
-    """The text in the first part of `{"output": "…"}`, less what cannot be read at the cut."""
+def text_beginning(data: bytes) -> str | None:
+    """The text in the beginning of `{"output": "…"}`, without a character that is cut in two."""
     if not data.startswith(_OUTPUT):
         return None
     text = data.decode("utf-8", "ignore")
-    # The cut may lie within `\u0001`, or between two backslashes.
+    # The cut can lie within `\u0001`, or between two backslashes.
     for cut in range(7):
         try:
             return json.loads(text[: len(text) - cut] + '"}')["output"]

@@ -1,8 +1,8 @@
-"""How a step went, read off AppWorld's text: all that its servers tell.
+"""The verdict on a step, read from AppWorld's text, which is all that a server returns.
 
-The local hosts see the objects that decide (`verdicts.py`). A text is weaker evidence: code that writes what AppWorld
-writes, down to the frame of a traceback, is taken for failed. Nothing is won by that, since a failure is never
-rewarded; an `ExceptionGroup`, of whose traceback AppWorld shows nothing, is taken for a success.
+Local processes see the objects that decide (`engine/verdicts.py`). A text is weaker evidence: code that prints exactly
+what AppWorld writes after a failure, the frame of a traceback included, counts as failed. An agent gains nothing by
+that, because a failure is never rewarded. An `ExceptionGroup` counts as a success: AppWorld shows no traceback of it.
 """
 
 import re
@@ -23,9 +23,9 @@ def verdict_of(code: str, text: str, *, seconds: float) -> FailureKind | None:
     """The failure kind of a step, `None` when it executed.
 
     Args:
-        code: what was run.
-        text: what AppWorld said, not cut.
-        seconds: how long the step took; code that only says it ran out of time did not.
+        code: the code of the step.
+        text: AppWorld's answer, not cut.
+        seconds: how long the step took. It tells a time-out from code that only prints the text of one.
     """
     if not code.strip():
         return FailureKind.NO_CODE
@@ -38,7 +38,7 @@ def verdict_of(code: str, text: str, *, seconds: float) -> FailureKind | None:
         return FailureKind.FORBIDDEN
     last_line = trace.rstrip("\n").rpartition("\n")[2]
     if trace.startswith("Traceback (most recent call last):\n") and last_line.split(":")[0].endswith("Error"):
-        # No frame of the agent's code ran: what `ast` parses and the compiler refuses.
+        # No frame of the agent's code is shown: `ast` can parse the code, but the compiler refuses it.
         return FailureKind.SYNTAX
     timeout = _TIMEOUT.search(trace)
     if timeout and seconds >= int(timeout[1]):
@@ -51,6 +51,6 @@ def verdict_of(code: str, text: str, *, seconds: float) -> FailureKind | None:
 
 
 def _is_api_error(trace: str) -> bool:
-    """Whether the exception that left the code, the last one of a chain, stands for an app's error status."""
+    """Whether the last exception of the chain, which is the one that left the code, reports an app's error status."""
     last = trace[max((trace.rfind(text) for text in _CHAINED), default=-1) + 1 :]
     return bool(_API.search(last))

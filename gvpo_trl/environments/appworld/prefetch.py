@@ -1,0 +1,170 @@
+"""The places for open episodes: never more than a given number, and free ones are used to open episodes in advance."""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from gvpo_trl.environments.appworld.episodes import AppWorldEpisode
+from gvpo_trl.faults import EnvironmentFault, HostFault, SetupError
+
+THREADS = 2
+"""Threads that open episodes in advance at a time."""
+_log = logging.getLogger(__name__)
+
+
+class Places:
+    """At most `count` open episodes. Those who need one go before those that are opened in advance. Thread-safe.
+
+    Args:
+        count: how many episodes may be open at once, the ones that wait to be handed out included.
+        open_episode: opens an episode of a task. It is given the task and a function that the episode has to call
+            once when it is closed, which frees its place.
+    """
+
+    def __init__(self, count: int, open_episode: Callable[[str, Callable[[], None]], AppWorldEpisode]) -> None:
+        self._count = count
+        self._open_episode = open_episode
+        self._changed = threading.Condition()
+        self._taken = 0
+        self._ready: list[AppWorldEpisode] = []
+        self._wanted: Counter[str] = Counter()  # task -> episodes that are still to be opened in advance
+        self._callers = 0  # threads that wait in `take`
+        self._threads = 0  # threads that open episodes in advance
+        self._closed = False
+
+    @property
+    def taken(self) -> int:
+        """Places that are not free."""
+        return self._taken
+
+    @property
+    def ready(self) -> tuple[AppWorldEpisode, ...]:
+        """The episodes that were opened in advance and wait to be handed out."""
+        with self._changed:
+            return tuple(self._ready)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an episode is being opened in advance."""
+        return self._threads > 0
+
+    def take(self, task_id: str) -> AppWorldEpisode:
+        """Wait for a place; the task's episode that was opened in advance, or else a new one.
+
+        Raises:
+            HostFault: the places were closed.
+            SetupError, EnvironmentFault: whatever opening the episode raises.
+        """
+        episode = self._wait_for_place(task_id)
+        return self._open(task_id) if episode is None else episode
+
+    def _wait_for_place(self, task_id: str) -> AppWorldEpisode | None:
+        """Take a place; the episode that is already open in it, if any."""
+        with self._changed:
+            self._callers += 1
+            try:
+                while not self._closed:
+                    for episode in self._ready:
+                        if episode.task_id == task_id and not episode.lost:
+                            self._ready.remove(episode)
+                            return episode
+                    if self._taken < self._count:
+                        self._taken += 1
+                        return None
+                    if self._ready:
+                        self._close_unlocked(self._ready.pop())  # the last one will be asked for last
+                    else:
+                        self._changed.wait()
+                raise HostFault("the environment is closed")
+            finally:
+                self._callers -= 1
+
+    def _close_unlocked(self, episode: AppWorldEpisode) -> None:
+        """Close an episode while others may take and free places; the lock is held before and after."""
+        self._changed.release()
+        try:
+            episode.close()
+        finally:
+            self._changed.acquire()
+
+    def _open(self, task_id: str) -> AppWorldEpisode:
+        """Open an episode in a place that is already taken."""
+        try:
+            return self._open_episode(task_id, self._free)
+        except BaseException:
+            self._free()
+            raise
+
+    def _free(self) -> None:
+        with self._changed:
+            self._taken -= 1
+            self._changed.notify_all()
+            self._start_threads()
+
+    def prefetch(self, task_ids: Sequence[str]) -> None:
+        """Open an episode of each of these tasks in the background, as soon as there is room, for `take`.
+
+        A later call replaces what an earlier one asked for: episodes that are no longer wanted are closed. A task
+        whose episode cannot be opened is left to `take`.
+        """
+        unwanted = []
+        with self._changed:
+            self._wanted = Counter(task_ids)
+            for episode in list(self._ready):
+                if self._wanted[episode.task_id] > 0 and not episode.lost:
+                    self._wanted[episode.task_id] -= 1
+                else:
+                    self._ready.remove(episode)
+                    unwanted.append(episode)
+            self._wanted = +self._wanted
+            self._start_threads()
+        for episode in unwanted:
+            episode.close()
+
+    def _start_threads(self) -> None:
+        """Start the threads that the wanted episodes need; the lock is held."""
+        missing = 0 if self._closed else min(THREADS, self._wanted.total()) - self._threads
+        for _ in range(missing):
+            self._threads += 1
+            threading.Thread(target=self._open_in_advance, name="prefetch", daemon=True).start()
+
+    def _open_in_advance(self) -> None:
+        """Open one wanted episode after the other, until none is wanted or no place is free for it."""
+        while (task_id := self._next_wanted()) is not None:
+            try:
+                episode = self._open(task_id)
+            except (EnvironmentFault, SetupError) as error:
+                _log.debug("the episode of task %s could not be opened in advance: %s", task_id, error)
+                with self._changed:
+                    self._wanted.clear()
+                continue
+            with self._changed:
+                closed = self._closed
+                if not closed:
+                    self._ready.append(episode)
+                self._changed.notify_all()
+            if closed:
+                episode.close()
+
+    def _next_wanted(self) -> str | None:
+        """Take a place for the next wanted episode; its task, or `None` when this thread has no more to do."""
+        with self._changed:
+            self._wanted = +self._wanted
+            full = self._taken >= self._count or self._callers > 0
+            if self._closed or full or not self._wanted:
+                self._threads -= 1
+                return None
+            task_id = next(iter(self._wanted))
+            self._wanted[task_id] -= 1
+            self._taken += 1
+            return task_id
+
+    def close(self) -> None:
+        """Close the episodes that wait to be handed out; from now on `take` raises. Idempotent."""
+        with self._changed:
+            self._closed = True
+            ready, self._ready = self._ready, []
+            self._changed.notify_all()
+        for episode in ready:
+            episode.close()
