@@ -19,12 +19,12 @@ from datetime import datetime
 from pathlib import Path
 
 from gvpo_trl.pocket import families
+from gvpo_trl.pocket.base_data import NOW, password, write_base
 
-FORMAT = 1  # raise when the content of a root changes for the same settings
+FORMAT = 2  # raise when the content of a root changes for the same settings
 MARKER = "pocket.json"
 STAGING = ".pocket-staging"
 LOCK = ".pocket-lock"
-NOW = datetime(2023, 5, 18, 12, 0, 0)  # the date and time in every world
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
 
 
@@ -163,11 +163,11 @@ def build(root: Path, settings: dict) -> None:
     freezer = set_local_date_and_time(NOW)
     try:
         write_api_docs(root)
-        write_base(root)
+        write_base(root, settings["seed"])
         tasks = families.plan(settings, families.FAMILIES)
         for rows in tasks.values():
             for task_id, family, values in rows:
-                write_task(root / "data" / "tasks" / task_id, family, values)
+                write_task(root / "data" / "tasks" / task_id, family, values, settings["seed"])
         for split, rows in tasks.items():
             write_text(root / "data" / "datasets" / f"{split}.txt", "".join(f"{row[0]}\n" for row in rows))
     finally:
@@ -185,91 +185,7 @@ def write_api_docs(root: Path) -> None:
         write_json(root / "data" / "api_docs" / "standard" / f"{app}.json", marked)
 
 
-def write_base(root: Path) -> None:
-    """Make and save the databases that all worlds start from: people with accounts, songs, products, the docs."""
-    from appworld.apps import get_all_apps
-    from appworld.apps.model_lib import get_db_home_path
-    from appworld.collections.models import ModelCollection
-
-    home = get_db_home_path(storage_type="memory", type="base")
-    models = ModelCollection.load(
-        to_db_home_path=home, from_db_home_path=home, load_apps=get_all_apps(), create_db=True
-    )
-    add_people(models)
-    add_songs(models)
-    add_products(models)
-    add_api_docs(models)
-    models.save(db_home_path=str(root / "data" / "base_dbs"), format="full", save_model_hashes=True, vaccum=True)
-    models.close()
-
-
-def add_people(models) -> None:
-    """Give every person an account in every app, with the same id everywhere."""
-    for person in families.PEOPLE:
-        names = {"first_name": person.first_name, "last_name": person.last_name}
-        models.admin.MainUser.create_save(
-            **names, email=person.email, phone_number=person.phone_number, birthday=person.birthday
-        )
-        for app in families.vocabulary.LOGIN_APPS:
-            fields = {**names, "password": person.password(app), "created_at": NOW, "last_logged_in": NOW}
-            if app == "phone":
-                fields["phone_number"] = person.phone_number
-            else:
-                fields["email"] = person.email
-            if app not in ("phone", "gmail"):
-                fields["verified"] = True
-            if app == "venmo":
-                fields["venmo_balance"] = 1000.0
-            models[app].User.create_save(**fields)
-
-
-def add_songs(models) -> None:
-    """Make one song of each word, and the artists."""
-    words = families.vocabulary
-    for name in words.ARTISTS:
-        models.spotify.Artist.create_save(name=name, genre="pop", created_at=NOW)
-    for position, title in enumerate(words.WORDS):
-        models.spotify.Song.create_save(
-            title=title,
-            artist_ids=[words.ARTISTS.index(words.artist_of(title)) + 1],
-            duration=180 + position,
-            release_date=datetime(2010 + position % 12, 1, 15),
-            genre=words.genre_of(title),
-            play_count=100 + position,
-        )
-
-
-def add_products(models) -> None:
-    """Make one product of each word, all from one seller."""
-    models.amazon.Seller.create_save(name="Bazaar", rating=4.0)
-    for position, name in enumerate(families.vocabulary.WORDS):
-        models.amazon.Product.create_save(
-            product_type="toy",
-            name=name,
-            description="A toy.",
-            seller_id=1,
-            price=5.0 + position,
-            delivery_days=1 + position % 14,
-            inventory_quantity=50,
-            weight=1.0,
-            length=1.0,
-            width=1.0,
-            height=1.0,
-        )
-
-
-def add_api_docs(models) -> None:
-    """Fill the database that the api_docs app answers from."""
-    from appworld.apps import get_all_apps
-    from appworld.collections.api_docs import ApiDocCollection
-
-    for docs in ApiDocCollection.build(tuple(get_all_apps(skip_admin=True))).values():
-        for doc in docs.values():
-            fields = {key: value for key, value in doc.items() if key != "app_name"}
-            models.api_docs.ApiDoc.create_save(app_name_=doc["app_name"], **fields)
-
-
-def write_task(folder: Path, family, values: dict) -> None:
+def write_task(folder: Path, family, values: dict, seed: int) -> None:
     """Write the folder of one task, whose name is the task's id."""
     from appworld.apps import get_all_apps
     from appworld.apps.model_lib import get_db_home_path
@@ -281,7 +197,7 @@ def write_task(folder: Path, family, values: dict) -> None:
         load_apps=get_all_apps(),
     )
     models.start_db_tracker()
-    add_supervisor(models, family, values)
+    add_supervisor(models, family, values, seed)
     add_rows(models, family.rows(values))
     models.save(db_home_path=str(folder / "dbs"), format="changes")
     models.close()
@@ -289,7 +205,7 @@ def write_task(folder: Path, family, values: dict) -> None:
     write_ground_truth(folder / "ground_truth", family, values)
 
 
-def add_supervisor(models, family, values: dict) -> None:
+def add_supervisor(models, family, values: dict, seed: int) -> None:
     """Tell the supervisor app who gives the task, the task, and the passwords."""
     person = family.supervisor(values)
     models.supervisor.Supervisor.create_save(
@@ -301,7 +217,9 @@ def add_supervisor(models, family, values: dict) -> None:
     )
     models.supervisor.Task.create_save(supervisor_id=1, instruction=family.instruction(values))
     for app in families.vocabulary.LOGIN_APPS:
-        models.supervisor.AccountPassword.create_save(supervisor_id=1, account_name=app, password=person.password(app))
+        models.supervisor.AccountPassword.create_save(
+            supervisor_id=1, account_name=app, password=password(seed, app, person.email)
+        )
 
 
 def add_rows(models, rows: list) -> None:
@@ -354,11 +272,11 @@ def write_ground_truth(folder: Path, family, values: dict) -> None:
     write_json(folder / "pocket.json", {"family": family.name, "values": values})
     write_json(folder / "required_apps.json", list(family.apps))
     write_json(folder / "public_data.json", values)
-    write_json(folder / "private_data.json", family.facts(values))
-    write_json(folder / "answer.json", family.answer(values))
+    write_json(folder / "private_data.json", family.private_data(values))
+    write_json(folder / "answer.json", family.answer(values) if family.answer else None)
     write_json(
         folder / "test_data.json",
-        [{"requirement": check.requirement, "label": check.label} for check in family.checks],
+        [{"requirement": check.requirement, "label": check.label} for check in family.tests],
     )
     write_text(folder / "evaluation.py", family.evaluation())
     write_text(folder / "solution.py", solution)

@@ -1,5 +1,6 @@
 """What a scenario family is, and the pieces of code that all families share."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,6 +39,27 @@ class Check(NamedTuple):
     label: str = "no_op_fail"
 
 
+class Effect(NamedTuple):
+    """One change of a database record that an honest solution makes."""
+
+    kind: str
+    """`added` or `updated`; no task asks to remove a record."""
+    model: str
+    """The record's table, `app.Model`."""
+    fields: dict[str, Any]
+    """For an added record, the fields that say whose it is; for an updated one, `id` and the names of its changed `fields`."""
+
+
+def added(model: str, **fields: Any) -> Effect:
+    """A new record; `fields` say whose it is."""
+    return Effect("added", model, fields)
+
+
+def updated(model: str, record_id: int, *fields: str) -> Effect:
+    """A record of which these fields changed, and no others."""
+    return Effect("updated", model, {"id": record_id, "fields": sorted(fields)})
+
+
 def equal(requirement: str, left: str, right: str) -> Check:
     """A test that two expressions of the evaluation are equal."""
     return Check(requirement, f'test.case({left}, "==", {right})')
@@ -68,10 +90,11 @@ class Family:
     turns: Callable[[Values], list[str]]
     slips: Callable[[Values], list[list[Slip]]]
     wrong_ends: Callable[[Values], list[Slip]]
+    effects: Callable[[Values], list[Effect]]  # every change of the world by an honest solution
     changes: str  # evaluation source before the tests: what changed in the world
-    checks: tuple[Check, ...]
+    checks: tuple[Check, ...]  # besides the one that nothing but `effects` changed, which every family has
     facts: Callable[[Values], dict[str, Any]] = lambda values: {}  # what the tests need besides the values
-    answer: Callable[[Values], str | None] = lambda values: None
+    answer: Callable[[Values], str] | None = None
     documented: tuple[str, str] | None = None  # (app, api) whose arguments the solution looks up first
     splits: tuple[str, ...] = NORMAL_SPLITS
 
@@ -88,10 +111,25 @@ class Family:
         """The person who gives the task."""
         return person(values["supervisor"])
 
+    @property
+    def tests(self) -> tuple[Check, ...]:
+        """All unit tests of a task.
+
+        An untouched world fails them all: where nothing is to be changed, the last one also wants the answer.
+        """
+        return (*self.checks, RIGHT_ANSWER_ALONE if self.answer else ASKED_CHANGES_ALONE)
+
+    def private_data(self, values: Values) -> dict[str, Any]:
+        """What the tests compare the world with, besides the values."""
+        effects = sorted(
+            ([*effect] for effect in self.effects(values)), key=lambda effect: json.dumps(effect, sort_keys=True)
+        )
+        return {**self.facts(values), "effects": effects}
+
     def evaluation(self) -> str:
         """Source of the task's `evaluation.py`."""
         lines = [EVALUATION_HEAD, *(f"    {line}" for line in self.changes.strip().splitlines())]
-        for check in self.checks:
+        for check in self.tests:
             lines.append(f"    with test({check.requirement!r}):")
             lines.extend(f"        {line}" for line in check.code.strip().splitlines())
         return "\n".join(lines) + "\n"
@@ -101,6 +139,15 @@ class Family:
         body = "\n".join(self.turns(values)).splitlines()
         return "\n".join(["def solution(apis, requester):", *(f"    {line}" for line in body)]) + "\n"
 
+
+ASKED_CHANGES_ALONE = Check(
+    "The world changed as asked, and in nothing else.",
+    'test.case(effects(models, private_data["effects"]), "==", private_data["effects"])',
+)
+RIGHT_ANSWER_ALONE = Check(
+    "The whole answer is right, and nothing in the world changed.",
+    f'test.case(answer_words(models), "==", words_of(ground_truth_answer))\n{ASKED_CHANGES_ALONE.code}',
+)
 
 EVALUATION_HEAD = '''"""Unit tests of a pocket task."""
 
@@ -115,8 +162,34 @@ def only(records):
 
 def answer_words(models):
     """The given answer as lower-case words and numbers."""
-    given = json.loads(models.end.supervisor.Task.all()[0].answer)
-    return re.findall(r"[a-z0-9:]+", str(given).lower())
+    return words_of(json.loads(models.end.supervisor.Task.all()[0].answer))
+
+
+def words_of(answer):
+    """An answer as lower-case words and numbers."""
+    return re.findall(r"[a-z0-9:]+", str(answer).lower())
+
+
+def effects(models, wanted):
+    """All changes of the world as [kind, model, fields], in the form and the order of `wanted`.
+
+    Of an added or removed record, the fields are those that `wanted` gives for its kind and model.
+    """
+    names = {(kind, model): fields for kind, model, fields in wanted}
+    found = []
+    for model in models.changed_model_names():
+        added, _, removed = models.changed_records(model)
+        for kind, records in (("added", added), ("removed", removed)):
+            fields = names.get((kind, model), ["id"])
+            found += [[kind, model, {name: getattr(record, name) for name in fields}] for record in records]
+        # Compared by id: changed_records() misses a record that was made equal to another one.
+        before = dict(models.start.ids_record_hashes(*model.split(".")))
+        after = dict(models.end.ids_record_hashes(*model.split(".")))
+        for record_id in before.keys() & after.keys():
+            if before[record_id] != after[record_id]:
+                changed = sorted(models.changed_field_names(model, record_id))
+                found.append(["updated", model, {"id": record_id, "fields": changed}])
+    return sorted(found, key=lambda effect: json.dumps(effect, sort_keys=True))
 
 
 def evaluate(test, public_data, private_data, main_user, models, ground_truth_answer):

@@ -1,6 +1,20 @@
 """Families on simple_note."""
 
-from .base import CHALLENGE_SPLITS, DONE, Family, Row, Slip, equal, login, login_slips, misspelt_token, no_token, swap
+from .base import (
+    CHALLENGE_SPLITS,
+    DONE,
+    Effect,
+    Family,
+    Row,
+    Slip,
+    added,
+    equal,
+    login,
+    login_slips,
+    misspelt_token,
+    no_token,
+    swap,
+)
 from .vocabulary import person
 
 
@@ -10,6 +24,11 @@ def note(values: dict, title: str, content: str) -> Row:
     return Row(
         "simple_note", "Note", {"user_id": owner, "title": title, "content": content, "tags": [], "pinned": False}
     )
+
+
+def new_note(values: dict) -> Effect:
+    """A note that the supervisor has more than before."""
+    return added("simple_note.Note", user_id=person(values["supervisor"]).id)
 
 
 def read_note(title: str) -> str:
@@ -74,6 +93,7 @@ NOTE_ANSWER = Family(
         Slip(DONE, "no answer"),
     ],
     answer=lambda values: f"{values['item']} {values['price']}",
+    effects=lambda values: [],
     changes="words = answer_words(models)",
     checks=(
         equal(
@@ -124,6 +144,7 @@ NOTE_CREATE = Family(
         swap(_create_end(values), f'content="{values["content"]}"', f'content="{values["title"]}"', "wrong content"),
         Slip(DONE, "nothing done"),
     ],
+    effects=lambda values: [new_note(values)],
     changes='note = only(models.changed_records("simple_note.Note")[0])',
     checks=(
         equal("One note was added, with the wanted title.", "note.title", 'public_data["title"]'),
@@ -187,6 +208,7 @@ TEXT_NOTE = Family(
         swap(_keep_end(values), values["message"], values["other_message"], "wrong message"),
         Slip(DONE, "nothing done"),
     ],
+    effects=lambda values: [new_note(values)],
     changes='note = only(models.changed_records("simple_note.Note")[0])',
     checks=(
         equal("One note was added, with the wanted title.", "note.title", 'public_data["title"]'),

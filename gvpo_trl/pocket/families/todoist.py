@@ -14,6 +14,7 @@ from .base import (
     misspelt_token,
     no_token,
     swap,
+    updated,
 )
 from .vocabulary import PRIORITIES, person
 
@@ -115,6 +116,9 @@ TASK_FINISH = Family(
         swap(_finish_end(values), ", is_completed=True", "", "not completed"),
         Slip(_finish_end(values, 1 + (values["tasks"].index(values["task"]) + 1) % 3), "wrong task"),
         Slip(DONE, "nothing done"),
+    ],
+    effects=lambda values: [
+        updated("todoist.Task", 1 + values["tasks"].index(values["task"]), "is_completed", "priority")
     ],
     changes=('changed = models.changed_records("todoist.Task")[1]\ntask = only(changed)'),
     checks=(

@@ -98,10 +98,6 @@ class Person:
         """First and last name, as the apps show it."""
         return f"{self.first_name} {self.last_name}"
 
-    def password(self, app: str) -> str:
-        """The password of this person's account in `app`."""
-        return f"{self.first_name.lower()}-{app}"
-
 
 def _person(position: int) -> Person:
     first, last = FIRST_NAMES[position], LAST_NAMES[(position + position // 8) % len(LAST_NAMES)]
