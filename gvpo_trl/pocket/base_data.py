@@ -1,6 +1,7 @@
 """Makes the databases that every world of a pocket root starts from: accounts, songs, products and the API docs.
 
-AppWorld's interpreter imports this file from `generator.py`; it may import the standard library, `appworld` and `families`.
+AppWorld's interpreter imports this file from `generator.py`. It may import the standard library, `appworld` and the
+families.
 """
 
 import hashlib

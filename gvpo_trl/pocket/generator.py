@@ -1,11 +1,13 @@
 """Writes the pocket data: an AppWorld data root in the official layout, made by AppWorld's own model classes.
 
-Run by AppWorld's interpreter; imports the standard library, `appworld` and the `families` package beside this file:
+AppWorld's interpreter runs this file through `engine/boot.py`. It may import the standard library, `appworld` and the
+modules beside it:
 
-    <appworld venv>/bin/python pocket.py --root DIR [--seed 0] [--train-scenarios 2] [--dev-scenarios 1] ...
+    <appworld venv>/bin/python -I boot.py gvpo_trl.pocket.generator --root DIR [--seed 0] [--train-scenarios 2] ...
 
-The same settings give the same files. A root is built aside and moved into place at the end, so a run that was killed
-leaves no half-made data; the next run starts over. `pocket.json` in the root holds the settings that it was made with.
+The same settings give the same files. The data is built in a folder of its own and moved into place at the end. A run
+that was killed therefore leaves no half-made data, and the next run starts over. `pocket.json` in the root holds the
+settings that the root was made with.
 """
 
 import argparse
@@ -21,7 +23,8 @@ from pathlib import Path
 from gvpo_trl.pocket import families
 from gvpo_trl.pocket.base_data import NOW, password, write_base
 
-FORMAT = 2  # raise when the content of a root changes for the same settings
+FORMAT = 2
+"""Version of the content. Raise it when the same settings give other files than before."""
 MARKER = "pocket.json"
 STAGING = ".pocket-staging"
 LOCK = ".pocket-lock"
@@ -29,11 +32,11 @@ SPLITS = ("train", "dev", "test_normal", "test_challenge")
 
 
 class PocketError(Exception):
-    """A user's mistake, told in one line with its remedy."""
+    """A user's mistake. The message says in one line what to do instead."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; 0 when the root is there, 2 on a user's mistake."""
+    """Run the command line and return its exit code: 0 when the root is there, 2 on a user's mistake."""
     try:
         options = parse(arguments)
         print(make_root(Path(options.root), settings_of(options)))
@@ -90,14 +93,16 @@ def settings_of(options: argparse.Namespace) -> dict:
 
 
 def make_root(root: Path, settings: dict) -> str:
-    """Write the data root unless it is there already; return one line that says what was done.
+    """Write the data root unless it is there already, and return one line that says what was done.
 
     Raises:
         PocketError: the path cannot be used, or holds something else.
     """
     root = root.expanduser().absolute()
     if "memory" in str(root):
-        raise PocketError(f"root {root} has 'memory' in its path, by which AppWorld knows databases in RAM; rename it")
+        raise PocketError(
+            f"root {root} has 'memory' in its path, which AppWorld takes for a database in RAM; rename it"
+        )
     check_root(root, settings)
     root.mkdir(parents=True, exist_ok=True)
     with lock(root):
@@ -112,10 +117,10 @@ def make_root(root: Path, settings: dict) -> str:
 
 
 def check_root(root: Path, settings: dict) -> bool:
-    """Whether the root is there already, whole and made with these settings; False when it may be written.
+    """Return whether the root is there already, complete and made with these settings.
 
     Raises:
-        PocketError: it is something else, or was made with other settings.
+        PocketError: the path is something else, or a root that was made with other settings.
     """
     if not root.exists():
         return False
@@ -129,7 +134,7 @@ def check_root(root: Path, settings: dict) -> bool:
     try:
         found = json.loads((root / MARKER).read_text(encoding="utf-8"))
     except ValueError:
-        raise PocketError(f"{root / MARKER} is no JSON; delete the folder and run again") from None
+        raise PocketError(f"{root / MARKER} is not JSON; delete the folder and run again") from None
     if not (root / "data").is_dir():
         return False
     if found != settings:
@@ -148,7 +153,7 @@ def lock(root: Path):
 
 
 def describe(data: Path) -> str:
-    """How many tasks each split has."""
+    """Say how many tasks each split has."""
     counts = {split: len((data / "datasets" / f"{split}.txt").read_text().split()) for split in SPLITS}
     return ", ".join(f"{split} {count} tasks" for split, count in counts.items())
 
@@ -186,7 +191,7 @@ def write_api_docs(root: Path) -> None:
 
 
 def write_task(folder: Path, family, values: dict, seed: int) -> None:
-    """Write the folder of one task, whose name is the task's id."""
+    """Write the folder of one task. The folder's name is the task's id."""
     from appworld.apps import get_all_apps
     from appworld.apps.model_lib import get_db_home_path
     from appworld.collections.models import ModelCollection
@@ -206,7 +211,7 @@ def write_task(folder: Path, family, values: dict, seed: int) -> None:
 
 
 def add_supervisor(models, family, values: dict, seed: int) -> None:
-    """Tell the supervisor app who gives the task, the task, and the passwords."""
+    """Create the supervisor app's records: the person who gives the task, the task, and the passwords."""
     person = family.supervisor(values)
     models.supervisor.Supervisor.create_save(
         first_name=person.first_name,
@@ -223,7 +228,7 @@ def add_supervisor(models, family, values: dict, seed: int) -> None:
 
 
 def add_rows(models, rows: list) -> None:
-    """Create a task's own records, with references to earlier ones resolved."""
+    """Create a task's own records, and resolve their references to earlier ones."""
     ids: dict[str, int] = {}
     for row in rows:
         fields = dict(row.fields)
@@ -238,7 +243,7 @@ def add_rows(models, rows: list) -> None:
 
 
 def write_specs(folder: Path, family, values: dict) -> None:
-    """Write what an agent's side may know of a task."""
+    """Write the part of a task that agents may read."""
     from appworld.common.constants import CANARY_STRING, DB_VERSION
 
     person = family.supervisor(values)
@@ -258,7 +263,7 @@ def write_specs(folder: Path, family, values: dict) -> None:
 
 
 def write_ground_truth(folder: Path, family, values: dict) -> None:
-    """Write the tests, what they compare with, and the reference solution."""
+    """Write the tests, the data that they compare with, and the reference solution."""
     solution = family.solution(values)
     calls = set(re.findall(r"apis\.(\w+\.\w+)", solution))
     metadata = {
@@ -284,11 +289,11 @@ def write_ground_truth(folder: Path, family, values: dict) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write JSON, making the folder."""
+    """Write a JSON file, and make its folder."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write text, making the folder."""
+    """Write a text file, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content, encoding="utf-8")

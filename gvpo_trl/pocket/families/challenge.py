@@ -1,4 +1,7 @@
-"""Families on apps that no train split shows; the instruction names the API, and only its docs name the arguments."""
+"""Families of tasks on apps that no train split shows.
+
+The instruction names the API to use, and only the docs of this API name its arguments.
+"""
 
 from .base import (
     CHALLENGE_SPLITS,
@@ -28,7 +31,7 @@ def _file_end(values: dict) -> str:
 
 
 def _new_file(values: dict) -> list[Effect]:
-    """The file, and the folders above it, which the first file of a user brings along."""
+    """Expect the file and the folders above it, which AppWorld creates with a user's first file."""
     owner = person(values["supervisor"])
     paths = ("/", "/home/", f"/home/{owner.first_name.lower()}/")
     folders = [added("file_system.Directory", user_id=owner.id, path=path) for path in paths]

@@ -1,4 +1,4 @@
-"""Families on gmail."""
+"""Families of tasks on gmail."""
 
 from .base import (
     DONE,

@@ -1,4 +1,4 @@
-"""Families on simple_note."""
+"""Families of tasks on simple_note."""
 
 from .base import (
     CHALLENGE_SPLITS,
@@ -19,7 +19,7 @@ from .vocabulary import person
 
 
 def note(values: dict, title: str, content: str) -> Row:
-    """A note of the supervisor."""
+    """Make a note of the supervisor."""
     owner = person(values["supervisor"]).id
     return Row(
         "simple_note", "Note", {"user_id": owner, "title": title, "content": content, "tags": [], "pinned": False}
@@ -27,12 +27,12 @@ def note(values: dict, title: str, content: str) -> Row:
 
 
 def new_note(values: dict) -> Effect:
-    """A note that the supervisor has more than before."""
+    """Expect one more note of the supervisor."""
     return added("simple_note.Note", user_id=person(values["supervisor"]).id)
 
 
 def read_note(title: str) -> str:
-    """A turn that prints the content of a note."""
+    """Write a turn that prints the content of a note."""
     return (
         f'note = apis.simple_note.search_notes(query="{title}", access_token=token)[0]\n'
         'print(apis.simple_note.show_note(note_id=note["note_id"], access_token=token)["content"])'
@@ -40,7 +40,7 @@ def read_note(title: str) -> str:
 
 
 def read_note_slips(title: str) -> list[Slip]:
-    """How reading a note goes wrong."""
+    """Write turns that fail to read a note."""
     code = read_note(title)
     return [
         no_token(code),

@@ -1,4 +1,4 @@
-"""Families on phone; its accounts are named by phone number, not by e-mail address."""
+"""Families of tasks on phone, whose accounts have a phone number for a user name and not an e-mail address."""
 
 from .base import (
     DONE,
@@ -66,7 +66,7 @@ ALARM_SET = Family(
 
 
 def contact(values: dict, name: str) -> Row:
-    """An entry of the supervisor's contact book."""
+    """Make an entry of the supervisor's contact book."""
     other = person(name)
     return Row(
         "phone",

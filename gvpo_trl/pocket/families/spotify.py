@@ -1,4 +1,4 @@
-"""Families on spotify; every word of the vocabulary is the title of one song."""
+"""Families of tasks on spotify, where every word of the vocabulary is the title of one song."""
 
 from .base import (
     DONE,
@@ -135,7 +135,7 @@ SONG_KEEP = Family(
 
 
 def song_id(title: str) -> int:
-    """The id of the song with this title."""
+    """Return the id of the song with this title."""
     return WORDS.index(title) + 1
 
 

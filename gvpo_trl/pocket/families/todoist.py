@@ -1,4 +1,4 @@
-"""Families on todoist."""
+"""Families of tasks on todoist."""
 
 from .base import (
     DONE,
@@ -20,7 +20,7 @@ from .vocabulary import PRIORITIES, person
 
 
 def project(values: dict, name: str) -> list[Row]:
-    """A project of the supervisor; its label is its name."""
+    """Make a project of the supervisor. The row's label is the project's name."""
     owner = person(values["supervisor"]).id
     return [
         Row("todoist", "Project", {"user_id": owner, "name": name}, name),

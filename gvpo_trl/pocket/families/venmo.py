@@ -1,4 +1,4 @@
-"""Families on venmo."""
+"""Families of tasks on venmo."""
 
 from .base import (
     DONE,
@@ -44,7 +44,7 @@ def _pay_end(values: dict) -> str:
 
 
 def _new_payment(sender: str, receiver: str) -> list[Effect]:
-    """A payment from a balance to a balance, and the notification of the receiver."""
+    """Expect a payment from one balance to another, and the receiver's notification."""
     people = (person(sender).id, person(receiver).id)
     return [
         added("venmo.Transaction", sender_id=people[0], receiver_id=people[1]),
