@@ -22,7 +22,7 @@ def run_script(script: str, *arguments: object, timeout_s: float = 300) -> str:
 
 
 def test_the_configuration_parses():
-    """Every key is known, and the ratio differs from 1: two updates a generation."""
+    """Every key is known, and two updates a generation make the importance ratio differ from 1."""
     from gvpo_trl.cli.config import parse_config
 
     script_args, training_args, model_args = parse_config("train", ["--config", str(RECIPE / "config.yaml")])
@@ -32,7 +32,7 @@ def test_the_configuration_parses():
 
 
 def test_the_committed_agent_is_small_and_its_tokenizer_is_lossless():
-    """The weights fit the repository, any text survives, and every value is one token."""
+    """The weights fit the repository, any text is encoded without a loss, and every value is one token."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from gvpo_trl.pocket.families import closed_sets
@@ -80,7 +80,7 @@ def quickstart(pocket_root: Path, tmp_path_factory: pytest.TempPathFactory) -> t
 
 
 def test_the_run_leaves_a_report_and_a_figure(quickstart: tuple[Path, list[str]]):
-    """`before` and `after` hold the figures that others read, `seconds` every phase."""
+    """`before` and `after` hold the figures that others read, and `seconds` has every phase."""
     folder, _ = quickstart
     report = json.loads((folder / "report.json").read_text())
     for part in ("before", "after"):
@@ -92,7 +92,7 @@ def test_the_run_leaves_a_report_and_a_figure(quickstart: tuple[Path, list[str]]
 
 
 def test_a_second_run_shows_the_report_and_trains_nothing(quickstart: tuple[Path, list[str]]):
-    """What is there is not made again."""
+    """A second run makes nothing again that is there."""
     folder, arguments = quickstart
     written = (folder / "model.safetensors").stat().st_mtime_ns
     printed = run_script("run.py", *arguments, timeout_s=60)

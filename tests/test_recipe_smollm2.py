@@ -38,7 +38,7 @@ def test_one_step_trains_an_adapter_on_action_tokens_alone(model, pocket_root, t
     assert main(["train", "--config", str(RECIPE / "config.yaml"), *arguments]) == 0
     assert (tmp_path / "adapter_model.safetensors").is_file()
     logged = json.loads((tmp_path / "checkpoint-1" / "trainer_state.json").read_text())["log_history"][0]
-    # Two turns of up to 12 tokens cannot solve anything: the group ties, and its failed steps move it by b.
+    # Two turns of up to 12 tokens cannot solve anything. The group ties, and its failed steps get an advantage of -b.
     assert logged["groups/zero_variance_with_gradient"] == 1.0
     assert logged["advantages/shaped_mean"] == pytest.approx(-0.2 * logged["tokens/failed_tie"], abs=1e-6)
     assert logged["grad_norm"] > 0

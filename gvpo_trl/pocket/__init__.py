@@ -1,5 +1,6 @@
-"""The pocket data: a small data root in AppWorld's layout, made by a program from tasks of our own.
+"""The pocket data: a small data root in AppWorld's layout, which a program makes from tasks of our own.
 
-`generator.py` runs in AppWorld's environment through `engine/boot.py` and writes the data with AppWorld's classes.
-`families/` describes the kinds of tasks with the standard library alone; recipes and tests read it, too.
+AppWorld's interpreter runs `generator.py` through `engine/boot.py`. `generator.py` and `base_data.py` write the data
+with AppWorld's own classes. `families/` describes the kinds of tasks and needs the standard library alone, so recipes
+and tests read it, too.
 """

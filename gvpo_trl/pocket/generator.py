@@ -1,11 +1,13 @@
 """Writes the pocket data: an AppWorld data root in the official layout, made by AppWorld's own model classes.
 
-Run by AppWorld's interpreter; imports the standard library, `appworld` and the `families` package beside this file:
+AppWorld's interpreter runs this file through `engine/boot.py`. It may import the standard library, `appworld` and the
+modules beside it:
 
-    <appworld venv>/bin/python pocket.py --root DIR [--seed 0] [--train-scenarios 2] [--dev-scenarios 1] ...
+    <appworld venv>/bin/python -I boot.py gvpo_trl.pocket.generator --root DIR [--seed 0] [--train-scenarios 2] ...
 
-The same settings give the same files. A root is built aside and moved into place at the end, so a run that was killed
-leaves no half-made data; the next run starts over. `pocket.json` in the root holds the settings that it was made with.
+The same settings give the same files. The data is built in a folder of its own and moved into place at the end. A run
+that was killed therefore leaves no half-made data, and the next run starts over. `pocket.json` in the root holds the
+settings that the root was made with.
 """
 
 import argparse
@@ -19,21 +21,22 @@ from datetime import datetime
 from pathlib import Path
 
 from gvpo_trl.pocket import families
+from gvpo_trl.pocket.base_data import NOW, password, write_base
 
-FORMAT = 1  # raise when the content of a root changes for the same settings
+FORMAT = 2
+"""Version of the content. Raise it when the same settings give other files than before."""
 MARKER = "pocket.json"
 STAGING = ".pocket-staging"
 LOCK = ".pocket-lock"
-NOW = datetime(2023, 5, 18, 12, 0, 0)  # the date and time in every world
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
 
 
 class PocketError(Exception):
-    """A user's mistake, told in one line with its remedy."""
+    """A user's mistake. The message says in one line what to do instead."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; 0 when the root is there, 2 on a user's mistake."""
+    """Run the command line and return its exit code: 0 when the root is there, 2 on a user's mistake."""
     try:
         options = parse(arguments)
         print(make_root(Path(options.root), settings_of(options)))
@@ -90,14 +93,16 @@ def settings_of(options: argparse.Namespace) -> dict:
 
 
 def make_root(root: Path, settings: dict) -> str:
-    """Write the data root unless it is there already; return one line that says what was done.
+    """Write the data root unless it is there already, and return one line that says what was done.
 
     Raises:
         PocketError: the path cannot be used, or holds something else.
     """
     root = root.expanduser().absolute()
     if "memory" in str(root):
-        raise PocketError(f"root {root} has 'memory' in its path, by which AppWorld knows databases in RAM; rename it")
+        raise PocketError(
+            f"root {root} has 'memory' in its path, which AppWorld takes for a database in RAM; rename it"
+        )
     check_root(root, settings)
     root.mkdir(parents=True, exist_ok=True)
     with lock(root):
@@ -112,10 +117,10 @@ def make_root(root: Path, settings: dict) -> str:
 
 
 def check_root(root: Path, settings: dict) -> bool:
-    """Whether the root is there already, whole and made with these settings; False when it may be written.
+    """Return whether the root is there already, complete and made with these settings.
 
     Raises:
-        PocketError: it is something else, or was made with other settings.
+        PocketError: the path is something else, or a root that was made with other settings.
     """
     if not root.exists():
         return False
@@ -129,7 +134,7 @@ def check_root(root: Path, settings: dict) -> bool:
     try:
         found = json.loads((root / MARKER).read_text(encoding="utf-8"))
     except ValueError:
-        raise PocketError(f"{root / MARKER} is no JSON; delete the folder and run again") from None
+        raise PocketError(f"{root / MARKER} is not JSON; delete the folder and run again") from None
     if not (root / "data").is_dir():
         return False
     if found != settings:
@@ -148,7 +153,7 @@ def lock(root: Path):
 
 
 def describe(data: Path) -> str:
-    """How many tasks each split has."""
+    """Say how many tasks each split has."""
     counts = {split: len((data / "datasets" / f"{split}.txt").read_text().split()) for split in SPLITS}
     return ", ".join(f"{split} {count} tasks" for split, count in counts.items())
 
@@ -163,11 +168,11 @@ def build(root: Path, settings: dict) -> None:
     freezer = set_local_date_and_time(NOW)
     try:
         write_api_docs(root)
-        write_base(root)
+        write_base(root, settings["seed"])
         tasks = families.plan(settings, families.FAMILIES)
         for rows in tasks.values():
             for task_id, family, values in rows:
-                write_task(root / "data" / "tasks" / task_id, family, values)
+                write_task(root / "data" / "tasks" / task_id, family, values, settings["seed"])
         for split, rows in tasks.items():
             write_text(root / "data" / "datasets" / f"{split}.txt", "".join(f"{row[0]}\n" for row in rows))
     finally:
@@ -185,92 +190,8 @@ def write_api_docs(root: Path) -> None:
         write_json(root / "data" / "api_docs" / "standard" / f"{app}.json", marked)
 
 
-def write_base(root: Path) -> None:
-    """Make and save the databases that all worlds start from: people with accounts, songs, products, the docs."""
-    from appworld.apps import get_all_apps
-    from appworld.apps.model_lib import get_db_home_path
-    from appworld.collections.models import ModelCollection
-
-    home = get_db_home_path(storage_type="memory", type="base")
-    models = ModelCollection.load(
-        to_db_home_path=home, from_db_home_path=home, load_apps=get_all_apps(), create_db=True
-    )
-    add_people(models)
-    add_songs(models)
-    add_products(models)
-    add_api_docs(models)
-    models.save(db_home_path=str(root / "data" / "base_dbs"), format="full", save_model_hashes=True, vaccum=True)
-    models.close()
-
-
-def add_people(models) -> None:
-    """Give every person an account in every app, with the same id everywhere."""
-    for person in families.PEOPLE:
-        names = {"first_name": person.first_name, "last_name": person.last_name}
-        models.admin.MainUser.create_save(
-            **names, email=person.email, phone_number=person.phone_number, birthday=person.birthday
-        )
-        for app in families.vocabulary.LOGIN_APPS:
-            fields = {**names, "password": person.password(app), "created_at": NOW, "last_logged_in": NOW}
-            if app == "phone":
-                fields["phone_number"] = person.phone_number
-            else:
-                fields["email"] = person.email
-            if app not in ("phone", "gmail"):
-                fields["verified"] = True
-            if app == "venmo":
-                fields["venmo_balance"] = 1000.0
-            models[app].User.create_save(**fields)
-
-
-def add_songs(models) -> None:
-    """Make one song of each word, and the artists."""
-    words = families.vocabulary
-    for name in words.ARTISTS:
-        models.spotify.Artist.create_save(name=name, genre="pop", created_at=NOW)
-    for position, title in enumerate(words.WORDS):
-        models.spotify.Song.create_save(
-            title=title,
-            artist_ids=[words.ARTISTS.index(words.artist_of(title)) + 1],
-            duration=180 + position,
-            release_date=datetime(2010 + position % 12, 1, 15),
-            genre=words.genre_of(title),
-            play_count=100 + position,
-        )
-
-
-def add_products(models) -> None:
-    """Make one product of each word, all from one seller."""
-    models.amazon.Seller.create_save(name="Bazaar", rating=4.0)
-    for position, name in enumerate(families.vocabulary.WORDS):
-        models.amazon.Product.create_save(
-            product_type="toy",
-            name=name,
-            description="A toy.",
-            seller_id=1,
-            price=5.0 + position,
-            delivery_days=1 + position % 14,
-            inventory_quantity=50,
-            weight=1.0,
-            length=1.0,
-            width=1.0,
-            height=1.0,
-        )
-
-
-def add_api_docs(models) -> None:
-    """Fill the database that the api_docs app answers from."""
-    from appworld.apps import get_all_apps
-    from appworld.collections.api_docs import ApiDocCollection
-
-    for docs in ApiDocCollection.build(tuple(get_all_apps(skip_admin=True))).values():
-        for doc in docs.values():
-            fields = {key: value for key, value in doc.items() if key != "app_name"}
-            models.api_docs.ApiDoc.create_save(app_name_=doc["app_name"], **fields)
-
-
-def write_task(folder: Path, family, values: dict) -> None:
-    """Write the folder of one task, whose name is the task's id."""
+def write_task(folder: Path, family, values: dict, seed: int) -> None:
+    """Write the folder of one task. The folder's name is the task's id."""
     from appworld.apps import get_all_apps
     from appworld.apps.model_lib import get_db_home_path
     from appworld.collections.models import ModelCollection
@@ -281,7 +202,7 @@ def write_task(folder: Path, family, values: dict) -> None:
         load_apps=get_all_apps(),
     )
     models.start_db_tracker()
-    add_supervisor(models, family, values)
+    add_supervisor(models, family, values, seed)
     add_rows(models, family.rows(values))
     models.save(db_home_path=str(folder / "dbs"), format="changes")
     models.close()
@@ -289,8 +210,8 @@ def write_task(folder: Path, family, values: dict) -> None:
     write_ground_truth(folder / "ground_truth", family, values)
 
 
-def add_supervisor(models, family, values: dict) -> None:
-    """Tell the supervisor app who gives the task, the task, and the passwords."""
+def add_supervisor(models, family, values: dict, seed: int) -> None:
+    """Create the supervisor app's records: the person who gives the task, the task, and the passwords."""
     person = family.supervisor(values)
     models.supervisor.Supervisor.create_save(
         first_name=person.first_name,
@@ -301,11 +222,13 @@ def add_supervisor(models, family, values: dict) -> None:
     )
     models.supervisor.Task.create_save(supervisor_id=1, instruction=family.instruction(values))
     for app in families.vocabulary.LOGIN_APPS:
-        models.supervisor.AccountPassword.create_save(supervisor_id=1, account_name=app, password=person.password(app))
+        models.supervisor.AccountPassword.create_save(
+            supervisor_id=1, account_name=app, password=password(seed, app, person.email)
+        )
 
 
 def add_rows(models, rows: list) -> None:
-    """Create a task's own records, with references to earlier ones resolved."""
+    """Create a task's own records, and resolve their references to earlier ones."""
     ids: dict[str, int] = {}
     for row in rows:
         fields = dict(row.fields)
@@ -320,7 +243,7 @@ def add_rows(models, rows: list) -> None:
 
 
 def write_specs(folder: Path, family, values: dict) -> None:
-    """Write what an agent's side may know of a task."""
+    """Write the part of a task that agents may read."""
     from appworld.common.constants import CANARY_STRING, DB_VERSION
 
     person = family.supervisor(values)
@@ -340,7 +263,7 @@ def write_specs(folder: Path, family, values: dict) -> None:
 
 
 def write_ground_truth(folder: Path, family, values: dict) -> None:
-    """Write the tests, what they compare with, and the reference solution."""
+    """Write the tests, the data that they compare with, and the reference solution."""
     solution = family.solution(values)
     calls = set(re.findall(r"apis\.(\w+\.\w+)", solution))
     metadata = {
@@ -354,11 +277,11 @@ def write_ground_truth(folder: Path, family, values: dict) -> None:
     write_json(folder / "pocket.json", {"family": family.name, "values": values})
     write_json(folder / "required_apps.json", list(family.apps))
     write_json(folder / "public_data.json", values)
-    write_json(folder / "private_data.json", family.facts(values))
-    write_json(folder / "answer.json", family.answer(values))
+    write_json(folder / "private_data.json", family.private_data(values))
+    write_json(folder / "answer.json", family.answer(values) if family.answer else None)
     write_json(
         folder / "test_data.json",
-        [{"requirement": check.requirement, "label": check.label} for check in family.checks],
+        [{"requirement": check.requirement, "label": check.label} for check in family.tests],
     )
     write_text(folder / "evaluation.py", family.evaluation())
     write_text(folder / "solution.py", solution)
@@ -366,11 +289,11 @@ def write_ground_truth(folder: Path, family, values: dict) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write JSON, making the folder."""
+    """Write a JSON file, and make its folder."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write text, making the folder."""
+    """Write a text file, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content, encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Behaviour cloning of transcripts on a small Qwen2, with the values of each transcript drawn anew every time.
+"""Clones the behaviour in transcripts with a small Qwen2, and draws the values of a transcript anew at each use.
 
-Copying a value out of the task or an observation is what a model of this size learns last. Three things get it there:
-every value is one token, so a transcript with other values is a substitution of ids; tokens of values weigh more in
-the loss; and short drills are mixed in that are nothing but copying.
+The last thing that a model of this size learns is to copy a value out of the task or an observation. Three measures
+help. Every value is one token, so a transcript gets other values by a substitution of ids. Tokens of values weigh more
+in the loss. The batches also hold short drills, in which copying is the only thing to learn.
 """
 
 import math
@@ -23,11 +23,11 @@ SLOTS = {
     "numbers": ("amount", "snooze_minutes"),
     "times": ("time",),
 }
-"""Arguments that a drill fills, by the kind of value."""
+"""Arguments that a drill fills with values of each kind."""
 VERBS = ("Send", "Make a", "Use", "With", "Set", "The")
 CALLS = (("venmo", "search_users"), ("simple_note", "search_notes"), ("spotify", "search_songs"), ("phone", "login"))
 VALUE_WEIGHT = 3.0
-"""Weight of a value's token in the loss; every other sampled token has 1."""
+"""Weight of a value's token in the loss. Every other token that the expert typed has weight 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Example:
 
 
 def small_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
-    """A Qwen2 of about a million parameters."""
+    """Make an untrained Qwen2 of about a million parameters."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -55,20 +55,20 @@ def small_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausal
         pad_token_id=tokenizer.pad_token_id,
     )
     model = Qwen2ForCausalLM(config)
-    # Rows of about unit length. With the usual 0.02 a token's identity drowns in what the layers add to it, and no
-    # copying is learnt in the steps that there are.
+    # Rows of the embedding get about unit length. At the usual scale of 0.02, what the layers add to a token's
+    # embedding hides which token it is, and the model does not learn to copy within these steps.
     torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.1)
     return model
 
 
 class Substitution:
-    """Replaces the values of a token sequence by others of their kind, the same one everywhere.
+    """Replaces each value of a token sequence by another value of its kind, wherever it occurs.
 
-    A person's first name, address and phone number move together, so that what an app shows stays consistent.
+    A person's first name, address and phone number are replaced together, so that what an app shows stays consistent.
 
     Args:
-        tokenizer: knows each value as one token.
-        pools: the value pools to draw from; values of other pools stay what they are.
+        tokenizer: a tokenizer that has one token for each value.
+        pools: the value pools to draw from. Values of other pools stay as they are.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, pools: Sequence[str]):
@@ -83,7 +83,7 @@ class Substitution:
         self._groups = [torch.tensor([ids(list(row)) for row in group]) for group in groups]
 
     def draw(self, generator: torch.Generator) -> torch.Tensor:
-        """(V,) the id to put in the place of each id."""
+        """Draw a table (V,) that gives the id to put in the place of each id."""
         table = torch.arange(self._size)
         for group in self._groups:
             table[group] = group[torch.randperm(len(group), generator=generator)]
@@ -91,7 +91,7 @@ class Substitution:
 
 
 def drills(tokenizer: PreTrainedTokenizerFast, count: int, rng: random.Random) -> list[Example]:
-    """Short conversations in which the only thing to learn is where a value comes from."""
+    """Make short conversations in which the only thing to learn is where a value comes from."""
     sets = closed_sets()
     examples = []
     for _ in range(count):
@@ -105,7 +105,7 @@ def drills(tokenizer: PreTrainedTokenizerFast, count: int, rng: random.Random) -
 
 
 def _named_values(sets: dict, rng: random.Random) -> tuple[str, str]:
-    """Values named in a sentence become arguments of a call, in another order."""
+    """Make a call from the values that a sentence names, with its arguments in another order."""
     kinds = rng.choices(list(SLOTS), weights=(3, 3, 1, 1, 1), k=rng.choice((1, 2, 3)))
     slots = {rng.choice(SLOTS[kind]): rng.choice(sets[kind]) for kind in kinds}
     user = rng.choice((", ", " and ", ". ")).join(f"{slot} {value}" for slot, value in slots.items())
@@ -116,7 +116,7 @@ def _named_values(sets: dict, rng: random.Random) -> tuple[str, str]:
 
 
 def _listed_ids(sets: dict, rng: random.Random) -> tuple[str, str]:
-    """A name picks one of three numbered lines."""
+    """Pick one of three numbered lines by its name."""
     shown = rng.sample(sets[rng.choice(("words", "first_names"))], 3)
     wanted = rng.randrange(3)
     lines = "\n".join(f"{1 + position} {value}" for position, value in enumerate(shown))
@@ -124,7 +124,7 @@ def _listed_ids(sets: dict, rng: random.Random) -> tuple[str, str]:
 
 
 def _printed_values(sets: dict, rng: random.Random) -> tuple[str, str]:
-    """What an observation shows is repeated, after a few values that are not wanted."""
+    """Repeat what an observation shows. A few values that are not wanted stand before it."""
     kinds = rng.choice((("words", "numbers"), ("artists", "genres"), ("first_names", "numbers"), ("artists", "words")))
     values = [rng.choice(sets[kind]) for kind in kinds]
     before = " ".join(rng.sample(sets["words"], rng.randrange(3)))
@@ -133,15 +133,17 @@ def _printed_values(sets: dict, rng: random.Random) -> tuple[str, str]:
 
 
 class Mixture:
-    """Batches of transcripts and drills, each with its values drawn anew.
+    """Yields batches of transcripts and drills, whose values are drawn anew each time.
 
     Args:
+        tokenizer: a tokenizer that has one token for each value.
         transcripts: what the experts did.
-        drills: short examples; their values come from all pools, so that every value's token is known.
-        share: of the sequences, how many are drills.
+        drills: short examples. Their values come from all pools, so that the model learns the token of each value.
+        seed: seed of the order and of the values.
+        share: share of drills among the sequences.
         pools: the value pools that the transcripts are shown with. A pretrained model has met every word, so by
-            default this one has too; the held-out ones are held out from GVPO's training.
-        max_tokens: of a batch, padding included.
+            default this one meets every word as well. The held-out values are held out from GVPO's training alone.
+        max_tokens: most tokens of a batch, padding included.
     """
 
     def __init__(
@@ -168,10 +170,10 @@ class Mixture:
         self._generator = torch.Generator().manual_seed(seed)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(B, T) ids, padded on the right, and (B, T) weights; without end."""
+        """Yield (B, T) ids, padded on the right, and (B, T) weights, without end."""
         while True:
             rows = [self._draw() for _ in range(512)]
-            rows.sort(key=lambda row: len(row[0]))  # little padding: rows of a batch are about equally long
+            rows.sort(key=lambda row: len(row[0]))  # Rows of about the same length need little padding.
             batches, batch = [], []
             for row in rows:
                 if batch and (len(batch) + 1) * len(row[0]) > self._max_tokens:
@@ -211,7 +213,8 @@ def clone(
     model.train()
     for step, (ids, weights) in zip(range(steps), batches, strict=False):
         with torch.autocast("cpu", torch.bfloat16):
-            hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]  # padding on the right: nobody looks at it
+            # No token attends to the padding, because it stands on the right.
+            hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
             wanted = weights[:, 1:] > 0
             logits = model.lm_head(hidden[wanted])  # (N, V)
         losses = torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][wanted], reduction="none")

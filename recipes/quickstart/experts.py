@@ -1,4 +1,4 @@
-"""Scripted experts with sloppy habits: they know the solution of every task, and still mistype, skip and forget."""
+"""Scripted experts with sloppy habits: they know the solution of every task, and still make mistakes."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -10,32 +10,33 @@ from gvpo_trl.pocket.families import Family, Values
 from gvpo_trl.rollout.types import Turn, TurnRequest
 
 GIVE_UP = "apis.supervisor.complete_task()"
-"""What an expert types whose last turn failed after all, as when a slip before it had done half of the work."""
+"""What an expert types after its script, as when the last turn failed because a slip had done half of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """Probabilities that make an expert sloppy; the defaults give a start that GVPO can improve."""
+    """Probabilities of an expert's mistakes. The defaults give a start that GVPO can improve."""
 
     slip: float = 0.36
-    """A turn is first written in a way that fails."""
+    """Probability that a turn is first written in a way that fails."""
     slip_again: float = 0.2
-    """After a slip, another one before the turn is right."""
+    """Probability that another slip follows a slip before the turn is right."""
     skip_docs: float = 0.5
-    """A lookup of the docs is left out."""
+    """Probability that the expert does not look into the docs."""
     slip_unread: float = 0.65
-    """As `slip`, for the turn that needed the docs, when they were not read."""
+    """The value of `slip` for the turn that needs the docs when the expert did not read them."""
     wrong_end: float = 0.3
-    """The last turn misses something, and completes the task."""
+    """Probability that the last turn misses something and completes the task."""
     wrong_end_unread: float = 0.55
-    """As `wrong_end`, when the docs were not read."""
+    """The value of `wrong_end` when the expert did not read the docs."""
     careful: tuple[str, ...] = ("note_create", "song_keep", "song_answer", "text_person")
-    """Families whose experts mistype as often but hardly ever end wrongly, so that a group's rewards tie."""
+    """Families whose experts slip as often but rarely end wrongly, so that the rewards of a group are equal."""
     wrong_end_careful: float = 0.03
+    """The value of `wrong_end` for the families in `careful`."""
 
 
 def script(family: Family, values: Values, habits: Habits, rng: random.Random) -> list[str]:
-    """The code of each turn of one attempt. The last turn completes the task, the others do not."""
+    """Write the code of each turn of one attempt. Only the last turn completes the task."""
     turns, slips = family.turns(values), family.slips(values)
     unread = family.documented is not None and rng.random() < habits.skip_docs
     codes = []
@@ -55,15 +56,15 @@ def script(family: Family, values: Values, habits: Habits, rng: random.Random) -
 
 
 def _favourite(options: Sequence, rng: random.Random):
-    """One of the options, the first ones more often: habits, not noise."""
+    """Choose one of the options. Earlier ones are more likely, so that the mistakes are habits."""
     return rng.choices(options, weights=[1 / (1 + position) for position in range(len(options))])[0]
 
 
 class ScriptedExperts:
-    """A `Generate` that types one script a trajectory.
+    """A `Generate` that types one script for each trajectory.
 
     Args:
-        tokenizer: encodes the turns.
+        tokenizer: the tokenizer that encodes the turns.
         scripts: the code of each turn, for each row of the batch.
     """
 
@@ -73,12 +74,13 @@ class ScriptedExperts:
         self._turns: dict[int, tuple[int, Iterator[str]]] = {}
 
     def __call__(self, requests: Sequence[TurnRequest]) -> list[Turn]:
-        """The next turn of each request's script."""
+        """Return the next turn of each request's script."""
         return [Turn(ids=self._turn(request)[: request.max_new_tokens]) for request in requests]
 
     def _turn(self, request: TurnRequest) -> list[int]:
         prompt_length, rest = self._turns.get(request.trajectory, (len(request.ids), None))
-        if len(request.ids) == prompt_length:  # the first turn, also of a second start on a fresh world
+        # The prompt alone means a first turn: of a new trajectory, or of one that starts again on a fresh world.
+        if len(request.ids) == prompt_length:
             rest = iter(self._scripts[request.trajectory])
         self._turns[request.trajectory] = (prompt_length, rest)
         text = f"```python\n{next(rest, GIVE_UP)}\n```{self._tokenizer.eos_token}"

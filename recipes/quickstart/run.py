@@ -1,10 +1,11 @@
-"""What `make quickstart` runs last: the three commands of the package, then a report, a figure and a table.
+"""Runs the quickstart: three commands of the package, then a report, a figure and a table.
 
     gvpo-trl evaluate --config recipes/quickstart/config.yaml --eval_split test_normal …   (before)
     gvpo-trl train    --config recipes/quickstart/config.yaml …
     gvpo-trl evaluate …                                                                    (after)
 
-Every phase leaves a file in the output folder, so a second run goes on where the first one stopped.
+`make quickstart` ends with this script. Every phase leaves a file in the output folder, so a second run goes on where
+the first one stopped.
 """
 
 import argparse
@@ -23,7 +24,7 @@ HELD_OUT = "test_normal"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; the exit code of the first command that fails, else 0."""
+    """Run the command line. Return the exit code of the first command that fails, or 0."""
     options, overrides = parse(arguments)
     run = Quickstart(options, overrides)
     if options.force:
@@ -38,25 +39,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Our options, and the rest, which goes to every command as overrides of the configuration."""
+    """Read our own options. The other arguments go to every command as overrides of the configuration."""
     parser = argparse.ArgumentParser(
-        description="Train a small agent with GVPO and report; further --field value go to gvpo-trl.",
+        description="Train a small agent with GVPO and report. Any further --field VALUE goes to gvpo-trl.",
         allow_abbrev=False,
     )
     parser.add_argument("--output", type=Path, default=Path("runs/quickstart"), help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of sampling and training (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of sampling and training (default: %(default)s)")
     parser.add_argument("--config", type=Path, default=HERE / "config.yaml", help="default: %(default)s")
-    parser.add_argument("--model", type=Path, default=HERE / "model", help="the starting agent; made when missing")
-    parser.add_argument("--force", action="store_true", help="run again what is there already")
+    parser.add_argument(
+        "--model", type=Path, default=HERE / "model", help="the starting agent, which is made when it is missing"
+    )
+    parser.add_argument("--force", action="store_true", help="delete the output folder and run everything again")
     return parser.parse_known_args(arguments)
 
 
 class Quickstart:
-    """The phases; each returns an exit code and does nothing when its result is there.
+    """The phases of the quickstart. Each returns an exit code, and does nothing when its result is there.
 
     Args:
         options: our own options.
-        overrides: further `--field value` for every command.
+        overrides: further `--field VALUE` arguments for every command.
     """
 
     def __init__(self, options: argparse.Namespace, overrides: Sequence[str]):
@@ -71,18 +74,18 @@ class Quickstart:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def warm_start(self) -> int:
-        """Make the starting agent, which the repository ships."""
+        """Make the starting agent when it is missing. The repository ships it."""
         if (self.options.model / "config.json").is_file():
             return 0
         script = [sys.executable, HERE / "warm_start.py", "--output", self.options.model]
         return self._timed("warm_start", lambda: subprocess.run(script, check=False).returncode)
 
     def before(self) -> int:
-        """Evaluate the starting agent on tasks whose values it has not met."""
+        """Evaluate the starting agent on held-out tasks."""
         return self._evaluate("before", self.options.model)
 
     def train(self) -> int:
-        """Train, from the last checkpoint where there is one."""
+        """Train, and resume from the last checkpoint where there is one."""
         from transformers.trainer_utils import get_last_checkpoint
 
         if (self.folder / "model.safetensors").is_file():
@@ -97,7 +100,7 @@ class Quickstart:
         return self._evaluate("after", self.folder)
 
     def write_report(self) -> None:
-        """Write report and figure."""
+        """Write the report and the figure."""
         from transformers.trainer_utils import get_last_checkpoint
 
         from gvpo_trl.reporting.plots import plot_run
@@ -157,7 +160,7 @@ class Quickstart:
 
 
 def command(argv: list[str]) -> int:
-    """Run one command of the package, as its name and these arguments would on the command line."""
+    """Run one command of the package in this process, with the arguments of its command line."""
     from gvpo_trl.cli.main import main as gvpo_trl
 
     print("gvpo-trl " + " ".join(argv), flush=True)
@@ -165,20 +168,20 @@ def command(argv: list[str]) -> int:
 
 
 def install_seconds() -> dict[str, float]:
-    """Seconds of the phases before this script, where the Makefile noted them."""
+    """Read the seconds of the phases before this script from the file that the Makefile names."""
     path = os.environ.get("GVPO_INSTALL_SECONDS")
     return read_json(Path(path)) if path and Path(path).is_file() else {}
 
 
 def peak_memory() -> dict[str, int]:
-    """Peak resident memory in MB: of this process, and of the largest one of the environment's."""
+    """Return the peak resident memory in MB of this process and of the largest process below it."""
     scale = 1024 * 1024 if sys.platform == "darwin" else 1024
     who = {"trainer": resource.RUSAGE_SELF, "largest_child": resource.RUSAGE_CHILDREN}
     return {name: resource.getrusage(number).ru_maxrss // scale for name, number in who.items()}
 
 
 def training_figures(history: list[dict]) -> dict[str, float]:
-    """Means over the training of what the method did."""
+    """Average over the training what the method did to groups and tokens."""
     groups, tokens = ("zero_variance", "zero_variance_with_gradient"), ("failed_tie", "failed_negative")
     figures = {}
     for name in [*(f"groups/{case}" for case in groups), *(f"tokens/{case}" for case in tokens)]:
@@ -188,7 +191,7 @@ def training_figures(history: list[dict]) -> dict[str, float]:
 
 
 def table(report: dict):
-    """Before and after, side by side."""
+    """Make a table with the figures before and after side by side."""
     from rich.table import Table
 
     rows = (
@@ -213,11 +216,11 @@ def read_json(path: Path) -> dict:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Write a JSON file, making its folder."""
+    """Write a JSON file, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the environment's processes take the other cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # The environment's processes use the other cores.
     sys.exit(main())

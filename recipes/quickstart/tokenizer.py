@@ -1,7 +1,9 @@
-"""The small agent's tokenizer: about 900 tokens, single bytes among them, so that any text goes in and out unchanged.
+"""Makes the small agent's tokenizer of about 850 tokens.
 
-What the agent has to copy (names, titles, amounts, addresses, API names, argument names) is one token each. A model of
-a million parameters learns to copy a token; it does not learn to spell.
+Single bytes are among its tokens, so any text is encoded and decoded without a loss. Each text that the agent has to
+copy (a name, a title, an amount, an address, the name of an API or an argument) is one token, because a model of a
+million parameters learns to copy a token and does not learn to spell. Passwords are no tokens: the agent passes them
+on in a variable and never writes one.
 """
 
 import json
@@ -24,7 +26,7 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# Long runs that never vary, in prompts, code and tracebacks: one token each keeps the sequences short.
+# Long texts that are always the same in prompts, code and tracebacks. As one token each they keep sequences short.
 CHUNKS = (
     "user\n", "assistant\n", "system\n", "```python\n", "\n```", "Output:\n```\n",
     "Execution successful.", "Execution failed. Traceback:\n", '  File "<python-input>", line ', ", in <module>\n    ",
@@ -47,7 +49,7 @@ def build_tokenizer(api_docs: Path) -> PreTrainedTokenizerFast:
     """Make the tokenizer from the families and the docs of the APIs that they look up.
 
     Args:
-        api_docs: the folder `data/api_docs/standard` of any data root.
+        api_docs: the folder `data/api_docs/standard` of a data root.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
@@ -57,7 +59,7 @@ def build_tokenizer(api_docs: Path) -> PreTrainedTokenizerFast:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer.add_tokens(
         [
-            # A short word is a token only where it stands alone: "Ana" is none in "Banana".
+            # A short word is a token only where it stands alone, so "Banana" does not hold the token "Ana".
             AddedToken(token, normalized=False, single_word=bool(re.fullmatch(r"\w{1,4}|[A-Z]\w+|\d.*", token)))
             for token in _tokens(api_docs)
         ]
@@ -72,13 +74,8 @@ def build_tokenizer(api_docs: Path) -> PreTrainedTokenizerFast:
     )
 
 
-def value_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, list[int]]:
-    """The ids of the values by kind, each kind in the order of `closed_sets()`."""
-    return {kind: tokenizer.convert_tokens_to_ids(list(values)) for kind, values in closed_sets().items()}
-
-
 def _tokens(api_docs: Path) -> list[str]:
-    """All tokens but bytes and special ones, in an order that does not vary."""
+    """List all tokens except bytes and special ones, always in the same order."""
     families = [family for family in FAMILIES.values() if family.splits == NORMAL_SPLITS]
     code = [text for family in families for text in _code_of(family)]
     words = Counter(word for text in code for word in re.findall(r"[A-Za-z_]\w*", text))
@@ -94,7 +91,7 @@ def _tokens(api_docs: Path) -> list[str]:
 
 
 def _code_of(family: Family, draws: int = 6) -> Iterable[str]:
-    """Code of a family for a few draws, with the values blanked out."""
+    """Yield the code of a family for a few draws, with each value replaced by a zero."""
     names = sorted({value for values in closed_sets().values() for value in values}, key=len, reverse=True)
     blank = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
     for seed in range(draws):
@@ -105,7 +102,7 @@ def _code_of(family: Family, draws: int = 6) -> Iterable[str]:
 
 
 def _arguments(families: list[Family], api_docs: Path) -> list[str]:
-    """Names of the arguments of the documented APIs: what looking them up prints."""
+    """List the arguments of the documented APIs, which looking up the docs prints."""
     names = []
     for app, api in [family.documented for family in families if family.documented]:
         doc = json.loads((api_docs / f"{app}.json").read_text(encoding="utf-8"))[api]
@@ -114,7 +111,7 @@ def _arguments(families: list[Family], api_docs: Path) -> list[str]:
 
 
 def _prose(families: list[Family]) -> list[str]:
-    """Pieces of the prompts: the system text by the sentence, the rest by the word."""
+    """List the sentences of the system prompt and the words of the instructions."""
     system = re.findall(r"[^.;]+(?:\.(?=\S)[^.;]*)*(?:[.;] ?|$)", load_prompt("compact").template)
     user = re.split(r"\$\w+", USER_TEMPLATE)
     phrases = " ".join(re.sub(r"\{\w+\}", "0", phrase) for family in families for phrase in family.phrases)

@@ -2,10 +2,10 @@
 
     python recipes/quickstart/warm_start.py --output recipes/quickstart/model
 
-Scripted experts with sloppy habits solve tasks in the real AppWorld engine; a Qwen2 of a million parameters is cloned
-from their transcripts. The tasks are others than the quickstart's (another seed). As a pretrained model has, the agent
-has met every word then, the held-out ones too: they are held out from GVPO's training. Takes about half an hour on two
-cores; the result is in the repository, so nobody has to run it.
+Scripted experts with sloppy habits solve tasks in the real AppWorld engine, and a Qwen2 of a million parameters learns
+to imitate their transcripts. The tasks are others than the quickstart's, because they are drawn with another seed. The
+agent meets every word, as a pretrained model has: the held-out words are held out from GVPO's training alone. The
+command takes about half an hour on two cores. Its result is in the repository, so nobody has to run it.
 """
 
 import argparse
@@ -33,12 +33,12 @@ from gvpo_trl.rollout.loop import Budgets, RolloutLoop
 from gvpo_trl.rollout.types import Trajectory
 
 SEED_OFFSET = 1000
-"""Between the seeds of the warm start's tasks and of the quickstart's, so that they never meet."""
+"""Difference between the seeds of the warm start's tasks and the quickstart's, so that no task is in both."""
 BUDGETS = Budgets(max_turns=12, max_turn_length=96, max_observation_length=80, max_completion_length=1600)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Run the command line."""
     options = parse(arguments)
     torch.set_num_threads(options.threads)
     started = time.perf_counter()
@@ -69,26 +69,28 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", required=True, help="folder for model and tokenizer")
     parser.add_argument("--episodes", type=int, default=576, help="transcripts to collect (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1100, help="cloning steps (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of tasks, experts and weights (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of tasks, experts and weights (default: %(default)s)"
+    )
     parser.add_argument(
         "--pools", default="train,dev,test", help="value pools that transcripts show (default: %(default)s)"
     )
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
-    parser.add_argument("--venv", help="AppWorld's virtual environment; the user's cache without it")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: %(default)s)")
+    parser.add_argument("--venv", help="AppWorld's virtual environment (default: the one in the user's cache)")
     parser.add_argument("--work", help="folder to keep the tasks and transcripts in, and to take them from again")
     return parser.parse_args(arguments)
 
 
 def sizes(episodes: int) -> tuple[str, ...]:
-    """Arguments of `pocket.py`: train tasks alone, each for about four attempts."""
-    scenarios = max(1, round(episodes / 4 / 12 / 3))  # 12 families, 3 tasks a scenario
+    """Return arguments of the pocket generator, for train tasks alone and about four attempts at each."""
+    scenarios = max(1, round(episodes / 4 / 12 / 3))  # There are 12 families and 3 tasks a scenario.
     return (f"--train-scenarios={scenarios}", "--dev-scenarios=0", "--test-scenarios=0", "--challenge-scenarios=0")
 
 
 def cached_transcripts(
     options: argparse.Namespace, work: Path, root: Path, tokenizer: PreTrainedTokenizerFast
 ) -> list[Example]:
-    """The transcripts in the work folder; collected when it has none."""
+    """Read the transcripts in the work folder, or collect them when it has none."""
     path = work / "transcripts.json"
     if not path.is_file():
         with AppWorldEnvironments(root=root, venv=options.venv, max_episodes=8) as environments:
@@ -101,7 +103,7 @@ def cached_transcripts(
 def collect(
     environments: AppWorldEnvironments, root: Path, tokenizer: PreTrainedTokenizerFast, options: argparse.Namespace
 ) -> list[Trajectory]:
-    """Let the experts attempt the tasks in turn, through the same loop that the agent will go through."""
+    """Let the experts attempt the tasks in turn, through the same rollout loop as the agent."""
     tasks = load_tasks("train", root=root, prompt="compact")
     rows = [tasks[number % len(tasks)] for number in range(options.episodes)]
     rng, scripts = random.Random(options.seed), []
@@ -116,7 +118,7 @@ def collect(
 
 
 def example(trajectory: Trajectory) -> Example:
-    """The ids exactly as the loop made them; what the expert typed is the target."""
+    """Take the ids exactly as the loop made them. The tokens that the expert typed are the targets."""
     ids, weights = list(trajectory.prompt_ids), [0.0] * len(trajectory.prompt_ids)
     for step in trajectory.steps:
         ids += step.action_ids + step.bridge_ids
@@ -132,14 +134,14 @@ def describe(trajectories: Sequence[Trajectory]) -> None:
 
 
 class Progress:
-    """Prints the loss now and then."""
+    """Prints the mean loss every few steps."""
 
     def __init__(self, steps: int, every: int = 25):
         self._steps, self._every = steps, every
         self._started, self._losses = time.perf_counter(), []
 
     def __call__(self, step: int, loss: float) -> None:
-        """Note a step's loss."""
+        """Record a step's loss."""
         self._losses.append(loss)
         if (step + 1) % self._every == 0 or step + 1 == self._steps:
             mean = sum(self._losses) / len(self._losses)

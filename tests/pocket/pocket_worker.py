@@ -1,9 +1,9 @@
-"""Run by AppWorld's interpreter: plays the code of pocket tasks through the real engine, one world after another.
+"""Plays the code of pocket tasks through the real engine, one world after another, in AppWorld's interpreter.
 
 Standard input holds one JSON list of plays, each {"tag": …, "task": id, "turns": [code, …], "experiment": name}. A
-play without turns runs the compiled solution that the task holds, as AppWorld's own verification does. For each play,
-one line of JSON goes out: the play, the texts of its turns, the tests that pass after the last one and, for a play
-whose tag is "solution", before the first one.
+play without turns runs the compiled solution that the task holds, as AppWorld's own verification does. The script
+writes one line of JSON for each play: the play, the texts of its turns, the tests that pass after the last turn and,
+for a play whose tag is "solution", those that pass before the first one.
 """
 
 import json
@@ -34,4 +34,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # after many worlds the interpreter spins for minutes on its way out
+    os._exit(0)  # After many worlds an ordinary exit takes the interpreter minutes.

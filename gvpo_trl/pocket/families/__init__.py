@@ -1,7 +1,8 @@
-"""The scenario families of the pocket data: standard library only, so that any interpreter can import them.
+"""The scenario families of the pocket data, which are the kinds of its tasks.
 
-A family describes a kind of task by functions of the values drawn for it: instruction, records to create, reference
-solution turn by turn, turns that fail, endings that miss something, and the unit tests.
+Any interpreter can import this folder, because it uses the standard library alone. A family is a set of functions of
+the values drawn for a task: they give its instruction, the records to create, the reference solution turn by turn,
+turns that fail, endings that miss something, and the unit tests.
 
 ```python
 from gvpo_trl.pocket.families import load_task
@@ -47,7 +48,7 @@ __all__ = [
 
 
 def load_task(root: str | Path, task_id: str) -> tuple[Family, Values]:
-    """The family and the drawn values of a pocket task in a data root.
+    """Read the family and the drawn values of a pocket task from a data root.
 
     Raises:
         FileNotFoundError: the root has no such task, or the task is not a pocket task.

@@ -1,5 +1,6 @@
-"""What a scenario family is, and the pieces of code that all families share."""
+"""Defines what a scenario family is, and the pieces of code that all families share."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ CHALLENGE_SPLITS = ("test_challenge",)
 
 
 class Row(NamedTuple):
-    """One record to create; a field given as `"@label"` takes the id of the earlier row with that label."""
+    """One record to create. A field given as `"@label"` takes the id of the earlier row with that label."""
 
     app: str
     model: str
@@ -21,16 +22,16 @@ class Row(NamedTuple):
 
 
 class Slip(NamedTuple):
-    """A turn that goes wrong, and in a few words how."""
+    """A turn that goes wrong; `label` says in a few words how."""
 
     code: str
     label: str
 
 
 class Check(NamedTuple):
-    """One unit test of a task: what is required, the body of its `with test(...)` block, its label.
+    """One unit test of a task: the requirement in words, the body of its `with test(...)` block, and AppWorld's label.
 
-    `label` is `no_op_fail` where the test fails on an untouched world, else `no_op_pass`.
+    The label `no_op_fail` says that the test fails on an untouched world, `no_op_pass` that it passes there.
     """
 
     requirement: str
@@ -38,69 +39,127 @@ class Check(NamedTuple):
     label: str = "no_op_fail"
 
 
+class Effect(NamedTuple):
+    """One change of a database record that an honest solution makes."""
+
+    kind: str
+    """`added` or `updated`; no task asks to remove a record."""
+    model: str
+    """The record's table, `app.Model`."""
+    fields: dict[str, Any]
+    """For an added record, the fields that say whose it is. For an updated one, its `id` and its changed `fields`."""
+
+
+def added(model: str, **fields: Any) -> Effect:
+    """Expect a new record. `fields` say whose it is."""
+    return Effect("added", model, fields)
+
+
+def updated(model: str, record_id: int, *fields: str) -> Effect:
+    """Expect a record of which these fields changed, and no others."""
+    return Effect("updated", model, {"id": record_id, "fields": sorted(fields)})
+
+
 def equal(requirement: str, left: str, right: str) -> Check:
-    """A test that two expressions of the evaluation are equal."""
+    """Make a test that two expressions of the evaluation are equal."""
     return Check(requirement, f'test.case({left}, "==", {right})')
 
 
 def among(requirement: str, member: str, group: str) -> Check:
-    """A test that one expression of the evaluation is in another."""
+    """Make a test that one expression of the evaluation is in another."""
     return Check(requirement, f'test.case({member}, "in", {group})')
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A kind of task: everything about it that depends on the drawn values is a function of them.
+    """A kind of task. Everything about a task that depends on its drawn values is a function of them.
 
-    `turns(values)` is the reference solution, one string of Python a turn, for a fresh world. `slips(values)` has one
-    list a turn: code that ends in an error when it is run in place of that turn, after the turns before it, and does
-    no harm: the turn itself can follow. `wrong_ends(values)` run in place of the last turn, complete the task, and
-    leave at least one test failing. AppWorld ignores an argument that an API does not have, so a wrong name for an
-    optional one is such an end and no error.
+    `turns(values)` is the reference solution for a fresh world, with one string of Python for each turn.
+
+    `slips(values)` has one list for each turn. Its code runs in place of that turn and ends in an error. It does no
+    harm, so the turn itself can follow.
+
+    `wrong_ends(values)` run in place of the last turn, complete the task, and leave at least one test failing.
+    AppWorld ignores an argument that an API does not have, so a wrong name for an optional argument raises no error
+    and makes a wrong end.
     """
 
     name: str
     apps: tuple[str, ...]
-    difficulty: int  # 1 to 3
-    phrases: tuple[str, ...]  # instruction templates over the values
+    difficulty: int
+    """From 1 to 3."""
+    phrases: tuple[str, ...]
+    """Templates of the instruction, to be filled with the values."""
     draw: Callable[[Draw], Values]
     rows: Callable[[Values], list[Row]]
     turns: Callable[[Values], list[str]]
     slips: Callable[[Values], list[list[Slip]]]
     wrong_ends: Callable[[Values], list[Slip]]
-    changes: str  # evaluation source before the tests: what changed in the world
+    effects: Callable[[Values], list[Effect]]
+    """Every change of the world that an honest solution makes. A task fails when anything else has changed."""
+    changes: str
+    """Source of the evaluation before its tests, which names what changed in the world."""
     checks: tuple[Check, ...]
-    facts: Callable[[Values], dict[str, Any]] = lambda values: {}  # what the tests need besides the values
-    answer: Callable[[Values], str | None] = lambda values: None
-    documented: tuple[str, str] | None = None  # (app, api) whose arguments the solution looks up first
+    """The unit tests, without the one on `effects` that every family has."""
+    facts: Callable[[Values], dict[str, Any]] = lambda values: {}
+    """What the tests need besides the values."""
+    answer: Callable[[Values], str] | None = None
+    """The answer that the task asks for; None where it asks for none."""
+    documented: tuple[str, str] | None = None
+    """App and API whose arguments the solution looks up first."""
     splits: tuple[str, ...] = NORMAL_SPLITS
 
     def sample(self, draw: Draw) -> Values:
-        """Draw the values of one task: `supervisor` is a first name, `phrase` the index of a template."""
+        """Draw the values of one task. `supervisor` is a first name, `phrase` the index of a template."""
         supervisor = draw.name()
         return {"supervisor": supervisor, "phrase": draw.choice(range(len(self.phrases))), **self.draw(draw)}
 
     def instruction(self, values: Values) -> str:
-        """The task's text."""
+        """Write the task's text."""
         return self.phrases[values["phrase"]].format(**values)
 
     def supervisor(self, values: Values) -> Person:
-        """The person who gives the task."""
+        """Return the person who gives the task."""
         return person(values["supervisor"])
 
+    @property
+    def tests(self) -> tuple[Check, ...]:
+        """All unit tests of a task.
+
+        An untouched world fails each of them. A task that asks for an answer changes nothing, so its last test wants
+        the right answer as well.
+        """
+        return (*self.checks, RIGHT_ANSWER_ALONE if self.answer else ASKED_CHANGES_ALONE)
+
+    def private_data(self, values: Values) -> dict[str, Any]:
+        """Collect what the tests compare the world with, besides the values."""
+        effects = sorted(
+            ([*effect] for effect in self.effects(values)), key=lambda effect: json.dumps(effect, sort_keys=True)
+        )
+        return {**self.facts(values), "effects": effects}
+
     def evaluation(self) -> str:
-        """Source of the task's `evaluation.py`."""
+        """Write the source of the task's `evaluation.py`."""
         lines = [EVALUATION_HEAD, *(f"    {line}" for line in self.changes.strip().splitlines())]
-        for check in self.checks:
+        for check in self.tests:
             lines.append(f"    with test({check.requirement!r}):")
             lines.extend(f"        {line}" for line in check.code.strip().splitlines())
         return "\n".join(lines) + "\n"
 
     def solution(self, values: Values) -> str:
-        """The reference solution as one function, the form in which AppWorld keeps it."""
+        """Write the reference solution as one function, the form in which AppWorld keeps it."""
         body = "\n".join(self.turns(values)).splitlines()
         return "\n".join(["def solution(apis, requester):", *(f"    {line}" for line in body)]) + "\n"
 
+
+ASKED_CHANGES_ALONE = Check(
+    "The world changed as asked, and in nothing else.",
+    'test.case(effects(models, private_data["effects"]), "==", private_data["effects"])',
+)
+RIGHT_ANSWER_ALONE = Check(
+    "The whole answer is right, and nothing in the world changed.",
+    f'test.case(answer_words(models), "==", words_of(ground_truth_answer))\n{ASKED_CHANGES_ALONE.code}',
+)
 
 EVALUATION_HEAD = '''"""Unit tests of a pocket task."""
 
@@ -109,29 +168,55 @@ import re
 
 
 def only(records):
-    """The one record, or None when there is none or more than one."""
+    """Return the record of a list of one, and None for any other list."""
     return records[0] if len(records) == 1 else None
 
 
 def answer_words(models):
-    """The given answer as lower-case words and numbers."""
-    given = json.loads(models.end.supervisor.Task.all()[0].answer)
-    return re.findall(r"[a-z0-9:]+", str(given).lower())
+    """Return the agent's answer as lower-case words and numbers."""
+    return words_of(json.loads(models.end.supervisor.Task.all()[0].answer))
+
+
+def words_of(answer):
+    """Split an answer into lower-case words and numbers."""
+    return re.findall(r"[a-z0-9:]+", str(answer).lower())
+
+
+def effects(models, wanted):
+    """List all changes of the world as [kind, model, fields], in the form and the order of `wanted`.
+
+    The fields of an added or removed record are those that `wanted` gives for its kind and model.
+    """
+    names = {(kind, model): fields for kind, model, fields in wanted}
+    found = []
+    for model in models.changed_model_names():
+        added, _, removed = models.changed_records(model)
+        for kind, records in (("added", added), ("removed", removed)):
+            fields = names.get((kind, model), ["id"])
+            found += [[kind, model, {name: getattr(record, name) for name in fields}] for record in records]
+        # Records are compared by id, because changed_records() misses one that was made equal to another record.
+        before = dict(models.start.ids_record_hashes(*model.split(".")))
+        after = dict(models.end.ids_record_hashes(*model.split(".")))
+        for record_id in before.keys() & after.keys():
+            if before[record_id] != after[record_id]:
+                changed = sorted(models.changed_field_names(model, record_id))
+                found.append(["updated", model, {"id": record_id, "fields": changed}])
+    return sorted(found, key=lambda effect: json.dumps(effect, sort_keys=True))
 
 
 def evaluate(test, public_data, private_data, main_user, models, ground_truth_answer):
-    """Run the tests against the world before and after."""'''
+    """Test the world as the agent left it."""'''
 
 
 def docs(app: str, api: str) -> str:
-    """A turn that prints the names of an API's arguments."""
+    """Write a turn that prints the names of an API's arguments."""
     return (
         f'for p in apis.api_docs.show_api_doc(app_name="{app}", api_name="{api}")["parameters"]:\n    print(p["name"])'
     )
 
 
 def docs_slips(app: str, api: str) -> list[Slip]:
-    """How looking up an API goes wrong."""
+    """Write turns that fail to look up an API."""
     code = docs(app, api)
     return [
         swap(code, "app_name=", "app=", "wrong argument name"),
@@ -141,7 +226,7 @@ def docs_slips(app: str, api: str) -> list[Slip]:
 
 
 def login(app: str, username: str = "email") -> str:
-    """A turn that logs the supervisor in to an app; `username` is the field of the profile that the app wants."""
+    """Write a turn that logs the supervisor in. `username` is the field of the profile that the app asks for."""
     return (
         'pw = {a["account_name"]: a["password"] for a in apis.supervisor.show_account_passwords()}\n'
         f'token = apis.{app}.login(username=apis.supervisor.show_profile()["{username}"], password=pw["{app}"])'
@@ -150,7 +235,7 @@ def login(app: str, username: str = "email") -> str:
 
 
 def login_slips(app: str, username: str = "email") -> list[Slip]:
-    """How logging in goes wrong."""
+    """Write turns that fail to log in."""
     code = login(app, username)
     other = "email" if username == "phone_number" else "first_name"
     return [
@@ -162,10 +247,10 @@ def login_slips(app: str, username: str = "email") -> list[Slip]:
 
 
 def swap(code: str, old: str, new: str, label: str) -> Slip:
-    """`code` with every `old` replaced by `new`.
+    """Replace every `old` in the code by `new`.
 
     Raises:
-        ValueError: `old` is not in the code, so the slip would be none.
+        ValueError: `old` is not in the code, so nothing would change.
     """
     if old not in code:
         raise ValueError(f"{old!r} is not in the code:\n{code}")
@@ -173,12 +258,12 @@ def swap(code: str, old: str, new: str, label: str) -> Slip:
 
 
 def no_token(code: str) -> Slip:
-    """`code` with the access tokens left out."""
+    """Leave the access tokens out of the code."""
     return Slip(code.replace(", access_token=token", "").replace("access_token=token", ""), "no access token")
 
 
 def misspelt_token(code: str) -> Slip:
-    """`code` with an access token variable that does not exist."""
+    """Use an access token variable that does not exist."""
     return swap(code, "access_token=token", "access_token=access_token", "undefined name")
 
 

@@ -1,10 +1,15 @@
-"""Families on apps that no train split shows; the instruction names the API, and only its docs name the arguments."""
+"""Families of tasks on apps that no train split shows.
+
+The instruction names the API to use, and only the docs of this API name its arguments.
+"""
 
 from .base import (
     CHALLENGE_SPLITS,
     DONE,
+    Effect,
     Family,
     Slip,
+    added,
     among,
     docs,
     docs_slips,
@@ -23,6 +28,14 @@ def _file_end(values: dict) -> str:
         f'apis.file_system.create_file(file_path="~/{values["file"]}.txt", content="{values["content"]}", '
         f"access_token=token)\n{DONE}"
     )
+
+
+def _new_file(values: dict) -> list[Effect]:
+    """Expect the file and the folders above it, which AppWorld creates with a user's first file."""
+    owner = person(values["supervisor"])
+    paths = ("/", "/home/", f"/home/{owner.first_name.lower()}/")
+    folders = [added("file_system.Directory", user_id=owner.id, path=path) for path in paths]
+    return [added("file_system.File", user_id=owner.id), *folders]
 
 
 FILE_WRITE = Family(
@@ -51,6 +64,7 @@ FILE_WRITE = Family(
         swap(_file_end(values), f"~/{values['file']}.txt", f"~/{values['content']}.txt", "wrong file name"),
         Slip(DONE, "nothing done"),
     ],
+    effects=_new_file,
     changes='file = only(models.changed_records("file_system.File")[0])',
     checks=(
         equal("One file was made, with the wanted name.", 'file.path.split("/")[-1]', 'public_data["file"] + ".txt"'),
@@ -111,6 +125,7 @@ CART_ADD = Family(
         Slip(DONE, "nothing done"),
     ],
     facts=lambda values: {"product_id": WORDS.index(values["product"]) + 1},
+    effects=lambda values: [added("amazon.CartEntry", user_id=person(values["supervisor"]).id)],
     changes='entry = only(models.changed_records("amazon.CartEntry")[0])',
     checks=(
         equal("One product is in the cart, the wanted one.", "entry.product_id", 'private_data["product_id"]'),
@@ -133,6 +148,12 @@ def _group_end(values: dict) -> str:
         f'apis.splitwise.create_group(name="{values["group"]}", member_emails=[u["email"]], '
         f"access_token=token)\n{DONE}"
     )
+
+
+def _new_group(values: dict) -> list[Effect]:
+    owner, member = person(values["supervisor"]).id, person(values["member"]).id
+    members = [added("splitwise.GroupMember", user_id=user) for user in (owner, member)]
+    return [added("splitwise.Group", user_id=owner), *members, added("splitwise.Notification", user_id=member)]
 
 
 GROUP_MAKE = Family(
@@ -172,6 +193,7 @@ GROUP_MAKE = Family(
         Slip(DONE, "nothing done"),
     ],
     facts=lambda values: {"member_id": person(values["member"]).id},
+    effects=_new_group,
     changes=(
         'group = only(models.changed_records("splitwise.Group")[0])\n'
         'members = sorted(r.user_id for r in models.changed_records("splitwise.GroupMember")[0])'

@@ -1,6 +1,20 @@
-"""Families on gmail."""
+"""Families of tasks on gmail."""
 
-from .base import DONE, Family, Slip, docs, docs_slips, equal, login, login_slips, misspelt_token, no_token, swap
+from .base import (
+    DONE,
+    Effect,
+    Family,
+    Slip,
+    added,
+    docs,
+    docs_slips,
+    equal,
+    login,
+    login_slips,
+    misspelt_token,
+    no_token,
+    swap,
+)
 from .vocabulary import person
 
 
@@ -13,6 +27,12 @@ def _send_end(values: dict) -> str:
         f'apis.gmail.send_email(email_addresses=[u["email"]], subject="{values["subject"]}", '
         f'body="{values["body"]}", access_token=token)\n{DONE}'
     )
+
+
+def _new_email(values: dict) -> list[Effect]:
+    sender, receiver = person(values["supervisor"]).id, person(values["receiver"]).id
+    copies = [added("gmail.UserEmailThread", user_id=user) for user in (sender, receiver)]
+    return [added("gmail.Email", sender_id=sender), added("gmail.GlobalEmailThread"), *copies]
 
 
 MAIL_SEND = Family(
@@ -47,6 +67,7 @@ MAIL_SEND = Family(
         Slip(DONE, "nothing done"),
     ],
     facts=lambda values: {"receiver_id": person(values["receiver"]).id},
+    effects=_new_email,
     changes='email = only(models.changed_records("gmail.Email")[0])',
     checks=(
         equal("One email went to the right person.", "email.recipient_ids", '[private_data["receiver_id"]]'),

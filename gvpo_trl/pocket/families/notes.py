@@ -1,19 +1,38 @@
-"""Families on simple_note."""
+"""Families of tasks on simple_note."""
 
-from .base import CHALLENGE_SPLITS, DONE, Family, Row, Slip, equal, login, login_slips, misspelt_token, no_token, swap
+from .base import (
+    CHALLENGE_SPLITS,
+    DONE,
+    Effect,
+    Family,
+    Row,
+    Slip,
+    added,
+    equal,
+    login,
+    login_slips,
+    misspelt_token,
+    no_token,
+    swap,
+)
 from .vocabulary import person
 
 
 def note(values: dict, title: str, content: str) -> Row:
-    """A note of the supervisor."""
+    """Make a note of the supervisor."""
     owner = person(values["supervisor"]).id
     return Row(
         "simple_note", "Note", {"user_id": owner, "title": title, "content": content, "tags": [], "pinned": False}
     )
 
 
+def new_note(values: dict) -> Effect:
+    """Expect one more note of the supervisor."""
+    return added("simple_note.Note", user_id=person(values["supervisor"]).id)
+
+
 def read_note(title: str) -> str:
-    """A turn that prints the content of a note."""
+    """Write a turn that prints the content of a note."""
     return (
         f'note = apis.simple_note.search_notes(query="{title}", access_token=token)[0]\n'
         'print(apis.simple_note.show_note(note_id=note["note_id"], access_token=token)["content"])'
@@ -21,7 +40,7 @@ def read_note(title: str) -> str:
 
 
 def read_note_slips(title: str) -> list[Slip]:
-    """How reading a note goes wrong."""
+    """Write turns that fail to read a note."""
     code = read_note(title)
     return [
         no_token(code),
@@ -74,6 +93,7 @@ NOTE_ANSWER = Family(
         Slip(DONE, "no answer"),
     ],
     answer=lambda values: f"{values['item']} {values['price']}",
+    effects=lambda values: [],
     changes="words = answer_words(models)",
     checks=(
         equal(
@@ -124,6 +144,7 @@ NOTE_CREATE = Family(
         swap(_create_end(values), f'content="{values["content"]}"', f'content="{values["title"]}"', "wrong content"),
         Slip(DONE, "nothing done"),
     ],
+    effects=lambda values: [new_note(values)],
     changes='note = only(models.changed_records("simple_note.Note")[0])',
     checks=(
         equal("One note was added, with the wanted title.", "note.title", 'public_data["title"]'),
@@ -187,6 +208,7 @@ TEXT_NOTE = Family(
         swap(_keep_end(values), values["message"], values["other_message"], "wrong message"),
         Slip(DONE, "nothing done"),
     ],
+    effects=lambda values: [new_note(values)],
     changes='note = only(models.changed_records("simple_note.Note")[0])',
     checks=(
         equal("One note was added, with the wanted title.", "note.title", 'public_data["title"]'),

@@ -1,6 +1,21 @@
-"""Families on phone; its accounts are named by phone number, not by e-mail address."""
+"""Families of tasks on phone, whose accounts have a phone number for a user name and not an e-mail address."""
 
-from .base import DONE, Family, Row, Slip, docs, docs_slips, equal, login, login_slips, misspelt_token, no_token, swap
+from .base import (
+    DONE,
+    Effect,
+    Family,
+    Row,
+    Slip,
+    added,
+    docs,
+    docs_slips,
+    equal,
+    login,
+    login_slips,
+    misspelt_token,
+    no_token,
+    swap,
+)
 from .vocabulary import person
 
 
@@ -39,6 +54,7 @@ ALARM_SET = Family(
         swap(_alarm_end(values), f', label="{values["label"]}"', "", "no label"),
         Slip(DONE, "nothing done"),
     ],
+    effects=lambda values: [added("phone.Alarm", user_id=person(values["supervisor"]).id)],
     changes='alarm = only(models.changed_records("phone.Alarm")[0])',
     checks=(
         equal("One alarm was added, at the wanted time.", "alarm.time", 'public_data["time"]'),
@@ -50,7 +66,7 @@ ALARM_SET = Family(
 
 
 def contact(values: dict, name: str) -> Row:
-    """An entry of the supervisor's contact book."""
+    """Make an entry of the supervisor's contact book."""
     other = person(name)
     return Row(
         "phone",
@@ -78,6 +94,12 @@ def _text_end(values: dict) -> str:
         f'apis.phone.send_text_message(phone_number=c["phone_number"], message="{values["message"]}", '
         f"access_token=token)\n{DONE}"
     )
+
+
+def _new_text(values: dict) -> list[Effect]:
+    sender, receiver = person(values["supervisor"]).id, person(values["receiver"]).id
+    copies = [added("phone.UserTextMessage", user_id=user) for user in (sender, receiver)]
+    return [added("phone.GlobalTextMessage", sender_id=sender, receiver_id=receiver), *copies]
 
 
 TEXT_PERSON = Family(
@@ -118,6 +140,7 @@ TEXT_PERSON = Family(
         Slip(DONE, "nothing done"),
     ],
     facts=lambda values: {"receiver_id": person(values["receiver"]).id},
+    effects=_new_text,
     changes='message = only(models.changed_records("phone.GlobalTextMessage")[0])',
     checks=(
         equal("One text message went to the right person.", "message.receiver_id", 'private_data["receiver_id"]'),

@@ -1,4 +1,7 @@
-"""Which tasks a pocket root holds: scenarios of the families in each split, with their values drawn from a seed."""
+"""Plans which tasks a pocket root holds.
+
+Each split has scenarios of the families, a scenario has three tasks, and the values of a task are drawn from a seed.
+"""
 
 import hashlib
 import random
@@ -7,16 +10,18 @@ from .base import Family, Values
 from .vocabulary import Draw
 
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
-SPLIT_POOLS = {"dev": ("dev",), "test_normal": ("test",), "test_challenge": ("test",)}  # train: as the settings say
-VARIANTS = 3  # tasks a scenario
+SPLIT_POOLS = {"dev": ("dev",), "test_normal": ("test",), "test_challenge": ("test",)}
+"""Value pools that each split draws from. The settings give those of `train`."""
+VARIANTS = 3
+"""Tasks of a scenario."""
 
 
 def plan(settings: dict, families: dict[str, Family]) -> dict[str, list[tuple[str, Family, Values]]]:
-    """The tasks of each split as (task id, family, values), in their order.
+    """List the tasks of each split as (task id, family, values), in their order.
 
-    `settings` holds `seed`, `scenarios` (for each family, by split), `train_pools` and `families` (names). A task's
-    values depend on the seed, its split, its family and its number alone: more scenarios or families leave it
-    as it is, unless its instruction was drawn twice in its split.
+    `settings` holds `seed`, `scenarios` (for each family, by split), `train_pools` and `families` (names). The values
+    of a task depend only on the seed and on the task's split, family and number. More scenarios or families therefore
+    leave a task as it is, unless its instruction was drawn twice in its split.
     """
     tasks: dict[str, list[tuple[str, Family, Values]]] = {}
     used: set[str] = set()
@@ -37,7 +42,7 @@ def plan(settings: dict, families: dict[str, Family]) -> dict[str, list[tuple[st
 
 
 def _scenario_id(key: str, used: set[str]) -> str:
-    """Seven characters that stand for a scenario, and for no other of the root."""
+    """Find seven characters that stand for this scenario and for no other scenario of the root."""
     digest = hashlib.sha256(key.encode()).hexdigest()
     scenario = next(digest[start : start + 7] for start in range(50) if digest[start : start + 7] not in used)
     used.add(scenario)
@@ -45,7 +50,7 @@ def _scenario_id(key: str, used: set[str]) -> str:
 
 
 def _fresh_values(family: Family, rng: random.Random, pools: tuple[str, ...], phrase: int, seen: set[str]) -> Values:
-    """Values whose instruction no other task of the split has, where the pools allow that."""
+    """Draw values whose instruction no other task of the split has, where the pools allow that."""
     for _ in range(20):
         values = {**family.sample(Draw(rng, pools)), "phrase": phrase}
         if family.instruction(values) not in seen:

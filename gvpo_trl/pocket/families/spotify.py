@@ -1,6 +1,20 @@
-"""Families on spotify; every word of the vocabulary is the title of one song."""
+"""Families of tasks on spotify, where every word of the vocabulary is the title of one song."""
 
-from .base import DONE, Check, Family, Row, Slip, among, equal, login, login_slips, misspelt_token, no_token, swap
+from .base import (
+    DONE,
+    Family,
+    Row,
+    Slip,
+    added,
+    among,
+    equal,
+    login,
+    login_slips,
+    misspelt_token,
+    no_token,
+    swap,
+    updated,
+)
 from .vocabulary import WORDS, artist_of, genre_of, person
 
 
@@ -42,6 +56,7 @@ SONG_ANSWER = Family(
     ],
     answer=lambda values: f"{artist_of(values['song'])} {genre_of(values['song'])}",
     facts=lambda values: {"artist": artist_of(values["song"]), "genre": genre_of(values["song"])},
+    effects=lambda values: [],
     changes="words = answer_words(models)",
     checks=(
         equal(
@@ -103,6 +118,11 @@ SONG_KEEP = Family(
         Slip(DONE, "nothing done"),
     ],
     facts=lambda values: {"song_id": song_id(values["song"])},
+    effects=lambda values: [
+        added("spotify.SongLike", user_id=person(values["supervisor"]).id),
+        updated("spotify.Song", song_id(values["song"]), "like_count"),
+        added("spotify.UserLibrarySong", user_id=person(values["supervisor"]).id),
+    ],
     changes=(
         'liked = [r.song_id for r in models.changed_records("spotify.SongLike")[0] if r.user_id == main_user.id]\n'
         'kept = [r.song_id for r in models.changed_records("spotify.UserLibrarySong")[0] if r.user_id == main_user.id]'
@@ -115,7 +135,7 @@ SONG_KEEP = Family(
 
 
 def song_id(title: str) -> int:
-    """The id of the song with this title."""
+    """Return the id of the song with this title."""
     return WORDS.index(title) + 1
 
 
@@ -170,11 +190,14 @@ PLAYLIST_MAKE = Family(
         Slip(DONE, "nothing done"),
     ],
     facts=lambda values: {"first_id": song_id(values["first"]), "second_id": song_id(values["second"])},
+    effects=lambda values: [
+        added("spotify.Playlist", user_id=person(values["supervisor"]).id),
+        *[added("spotify.PlaylistSong")] * 2,
+    ],
     changes=(
         'playlist = only(models.changed_records("spotify.Playlist")[0])\n'
         'added = models.changed_records("spotify.PlaylistSong")[0]\n'
-        "songs = [r.song_id for r in added if playlist is not None and r.playlist_id == playlist.id]\n"
-        'removed = models.changed_records("spotify.Playlist")[2]'
+        "songs = [r.song_id for r in added if playlist is not None and r.playlist_id == playlist.id]"
     ),
     checks=(
         equal("One playlist was made, with the wanted title.", "playlist.title", 'public_data["title"]'),
@@ -185,7 +208,6 @@ PLAYLIST_MAKE = Family(
             "sorted(songs)",
             'sorted([private_data["first_id"], private_data["second_id"]])',
         ),
-        Check("No playlist was deleted.", 'test.case(len(removed), "==", 0)', "no_op_pass"),
     ),
 )
 

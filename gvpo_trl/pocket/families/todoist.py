@@ -1,4 +1,4 @@
-"""Families on todoist."""
+"""Families of tasks on todoist."""
 
 from .base import (
     DONE,
@@ -14,12 +14,13 @@ from .base import (
     misspelt_token,
     no_token,
     swap,
+    updated,
 )
 from .vocabulary import PRIORITIES, person
 
 
 def project(values: dict, name: str) -> list[Row]:
-    """A project of the supervisor; its label is its name."""
+    """Make a project of the supervisor. The row's label is the project's name."""
     owner = person(values["supervisor"]).id
     return [
         Row("todoist", "Project", {"user_id": owner, "name": name}, name),
@@ -115,6 +116,9 @@ TASK_FINISH = Family(
         swap(_finish_end(values), ", is_completed=True", "", "not completed"),
         Slip(_finish_end(values, 1 + (values["tasks"].index(values["task"]) + 1) % 3), "wrong task"),
         Slip(DONE, "nothing done"),
+    ],
+    effects=lambda values: [
+        updated("todoist.Task", 1 + values["tasks"].index(values["task"]), "is_completed", "priority")
     ],
     changes=('changed = models.changed_records("todoist.Task")[1]\ntask = only(changed)'),
     checks=(

@@ -1,11 +1,12 @@
-"""Families on venmo."""
+"""Families of tasks on venmo."""
 
 from .base import (
     DONE,
-    Check,
+    Effect,
     Family,
     Row,
     Slip,
+    added,
     among,
     docs,
     docs_slips,
@@ -15,6 +16,7 @@ from .base import (
     misspelt_token,
     no_token,
     swap,
+    updated,
 )
 from .notes import note, read_note, read_note_slips
 from .vocabulary import person
@@ -39,6 +41,16 @@ def _pay_end(values: dict) -> str:
         f'apis.venmo.create_transaction(receiver_email=u["email"], amount={values["amount"]}, '
         f'description="{values["reason"]}", access_token=token)\n{DONE}'
     )
+
+
+def _new_payment(sender: str, receiver: str) -> list[Effect]:
+    """Expect a payment from one balance to another, and the receiver's notification."""
+    people = (person(sender).id, person(receiver).id)
+    return [
+        added("venmo.Transaction", sender_id=people[0], receiver_id=people[1]),
+        *(updated("venmo.User", user, "venmo_balance") for user in people),
+        added("venmo.Notification", user_id=people[1]),
+    ]
 
 
 VENMO_PAY = Family(
@@ -76,6 +88,7 @@ VENMO_PAY = Family(
         Slip(DONE, "nothing done"),
     ],
     facts=lambda values: {"receiver_id": person(values["receiver"]).id},
+    effects=lambda values: _new_payment(values["supervisor"], values["receiver"]),
     changes='payment = only(models.changed_records("venmo.Transaction")[0])',
     checks=(
         equal("One payment went to the right person.", "payment.receiver_id", 'private_data["receiver_id"]'),
@@ -161,31 +174,24 @@ REQUESTS_SORT = Family(
         Slip(_requests_end(values, deny=_request_id(values, values["other"])), "wrong request denied"),
         Slip(DONE, "nothing done"),
     ],
+    effects=lambda values: [
+        *_new_payment(values["supervisor"], values["approved"]),
+        updated("venmo.PaymentRequest", _request_id(values, values["approved"]), "approved_at"),
+        updated("venmo.PaymentRequest", _request_id(values, values["denied"]), "denied_at"),
+        added("venmo.Notification", user_id=person(values["denied"]).id),
+    ],
     facts=lambda values: {
         "approved_id": person(values["approved"]).id,
         "denied_id": person(values["denied"]).id,
-        "other_id": person(values["other"]).id,
     },
     changes=(
         "requests = [r for r in models.end.venmo.PaymentRequest.all() if r.receiver_id == main_user.id]\n"
         "approved = {r.sender_id for r in requests if r.approved_at is not None}\n"
-        "denied = {r.sender_id for r in requests if r.denied_at is not None}\n"
-        'payments = models.changed_records("venmo.Transaction")[0]\n'
-        "paid = {t.receiver_id for t in payments if t.sender_id == main_user.id}"
+        "denied = {r.sender_id for r in requests if r.denied_at is not None}"
     ),
     checks=(
         among("The wanted request was approved.", 'private_data["approved_id"]', "approved"),
         among("The wanted request was denied.", 'private_data["denied_id"]', "denied"),
-        Check(
-            "No request was approved or denied but the two.",
-            'test.case(len(approved) + len(denied), "==", 2)\n'
-            'test.case(private_data["other_id"], "not in", approved | denied)',
-        ),
-        Check(
-            "No money went out but for the approved request.",
-            'test.case(paid - {private_data["approved_id"]}, "==", set())',
-            "no_op_pass",
-        ),
     ),
 )
 
@@ -236,6 +242,14 @@ NOTE_REQUEST = Family(
         Slip(DONE, "nothing done"),
     ],
     facts=lambda values: {"debtor_id": person(values["debtor"]).id},
+    effects=lambda values: [
+        added(
+            "venmo.PaymentRequest",
+            sender_id=person(values["supervisor"]).id,
+            receiver_id=person(values["debtor"]).id,
+        ),
+        added("venmo.Notification", user_id=person(values["debtor"]).id),
+    ],
     changes='request = only(models.changed_records("venmo.PaymentRequest")[0])',
     checks=(
         equal(

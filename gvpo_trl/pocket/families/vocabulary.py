@@ -1,8 +1,9 @@
-"""The closed sets that pocket tasks draw their values from; every entry is one plain word or number.
+"""The closed sets from which pocket tasks draw their values.
 
-A tokenizer that keeps every entry of `closed_sets()` whole can copy any value with one token. Each set is cut into
-three fixed pools that never depend on a seed: `train` (half of it), `dev` and `test` (a quarter each). A held-out
-value is one that the `train` split of no root shows, whatever its seed, unless that root was asked for other pools.
+Every entry is one plain word or number, so a tokenizer that keeps the entries of `closed_sets()` whole can copy any
+value with one token. Each set is cut into three fixed pools, whatever the seed: `train` has half of it, `dev` and
+`test` a quarter each. The values of `dev` and `test` are held out: the `train` split of a root never shows them,
+unless that root was asked for other pools.
 """
 
 import random
@@ -52,7 +53,7 @@ LOGIN_APPS = ("amazon", "phone", "file_system", "spotify", "venmo", "gmail", "sp
 
 
 def closed_sets() -> dict[str, tuple[str, ...]]:
-    """Every value that an instruction, a solution or an observation may hold, as text, by kind."""
+    """Return every value that an instruction, a solution or an observation may hold, as text, by kind."""
     sets = {
         "words": WORDS,
         "first_names": FIRST_NAMES,
@@ -70,7 +71,7 @@ def closed_sets() -> dict[str, tuple[str, ...]]:
 
 
 def pool(values: Iterable, *names: str) -> list:
-    """The entries of a closed set that belong to the named pools, in their order.
+    """Select the entries of a closed set that belong to the named pools, in their order.
 
     Raises:
         ValueError: a name is not one of `POOLS`.
@@ -84,23 +85,22 @@ def pool(values: Iterable, *names: str) -> list:
 
 @dataclass(frozen=True, kw_only=True)
 class Person:
-    """Somebody with an account in every app; `id` is the same number in each app's user table."""
+    """Somebody with an account in every app."""
 
     id: int
+    """The same number in the user table of each app."""
     first_name: str
     last_name: str
     email: str
-    phone_number: str  # 10 digits
-    birthday: str  # YYYY-MM-DD
+    phone_number: str
+    """Ten digits."""
+    birthday: str
+    """YYYY-MM-DD."""
 
     @property
     def name(self) -> str:
-        """First and last name, as the apps show it."""
+        """First and last name, as the apps show them."""
         return f"{self.first_name} {self.last_name}"
-
-    def password(self, app: str) -> str:
-        """The password of this person's account in `app`."""
-        return f"{self.first_name.lower()}-{app}"
 
 
 def _person(position: int) -> Person:
@@ -120,7 +120,7 @@ _BY_NAME = {person.first_name: person for person in PEOPLE}
 
 
 def person(first_name: str) -> Person:
-    """The one person with this first name.
+    """Return the one person with this first name.
 
     Raises:
         ValueError: nobody has it.
@@ -131,18 +131,18 @@ def person(first_name: str) -> Person:
 
 
 def artist_of(title: str) -> str:
-    """The artist who sings the song with this title; always of the title's own pool."""
+    """Return the artist of the song with this title. The artist is of the same pool as the title."""
     position = WORDS.index(title)
     return ARTISTS[position % 4 + 4 * (position // 4 % (len(ARTISTS) // 4))]
 
 
 def genre_of(title: str) -> str:
-    """The genre of the song with this title."""
+    """Return the genre of the song with this title."""
     return GENRES[(WORDS.index(title) * 5 + WORDS.index(title) // 6) % len(GENRES)]
 
 
 class Draw:
-    """Draws distinct values of one task from the given pools; the same `rng` state gives the same values."""
+    """Draws the values of one task from the given pools. The same state of `rng` gives the same values."""
 
     def __init__(self, rng: random.Random, pools: tuple[str, ...]):
         self._rng = rng
@@ -152,26 +152,26 @@ class Draw:
         self._times = pool(TIMES, *pools)
 
     def word(self) -> str:
-        """A word that this task does not hold yet."""
+        """Draw a word that this task does not hold yet."""
         return self._words.pop()
 
     def name(self) -> str:
-        """The first name of somebody whom this task does not hold yet."""
+        """Draw the first name of a person whom this task does not hold yet."""
         return self._names.pop()
 
     def number(self) -> int:
-        """A number that this task does not hold yet."""
+        """Draw a number that this task does not hold yet."""
         return self._numbers.pop()
 
     def time(self) -> str:
-        """A time of day, HH:MM."""
+        """Draw a time of day, HH:MM."""
         return self._rng.choice(self._times)
 
     def choice(self, values: Iterable):
-        """One of the given values; for sets that all splits share."""
+        """Draw one of the given values, for sets that all splits share."""
         return self._rng.choice(list(values))
 
     def shuffled(self, values: Iterable) -> list:
-        """The given values in a drawn order."""
+        """Return the given values in a drawn order."""
         values = list(values)
         return self._rng.sample(values, len(values))
