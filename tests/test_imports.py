@@ -60,7 +60,7 @@ RULES = {
         *("environments.appworld.engine", "pocket.generator"),  # for the names of the programs that it starts
         libraries={"datasets"},
     ),
-    "environments.appworld.http": rule(*CORE, "environments.base", *HELPERS),
+    "environments.appworld.http": rule(*CORE, "environments.base", "environments.appworld.wire", *HELPERS),
     "sandbox": rule(),
     # What other interpreters run as well, or alone.
     "environments.appworld.wire": rule(),

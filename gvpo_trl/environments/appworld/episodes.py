@@ -13,9 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gvpo_trl.environments.appworld.children import Child
-from gvpo_trl.environments.appworld.limits import cut_output
 from gvpo_trl.environments.appworld.machinery import Machinery
-from gvpo_trl.environments.appworld.wire import frames
+from gvpo_trl.environments.appworld.wire import frames, texts
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
 from gvpo_trl.failures import FailureKind
 from gvpo_trl.faults import EnvironmentFault, EpisodeFault, EvaluatorFault, ProtocolFault
@@ -338,9 +337,9 @@ def step_result(reply: dict, max_output_chars: int) -> StepResult:
     if verdict is not None and verdict not in list(FailureKind):
         raise frames.ChannelGarbage(f"an unknown verdict {verdict!r}")
     if len(text) > max_output_chars + CUT_NOTE_CHARS:  # the process has not cut it, as ours would
-        text = cut_output(text, max_output_chars)
+        text = texts.cut_output(text, max_output_chars)
     return StepResult(
-        text=text.encode("utf-8", "backslashreplace").decode(),
+        text=texts.printable(text),
         failure=None if verdict is None else FailureKind(verdict),
         ended=reply.get("ended") is True,
     )

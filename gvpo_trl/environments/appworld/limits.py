@@ -93,16 +93,3 @@ def check_at_least(minimum: int, **values: float) -> None:
     for name, value in values.items():
         if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value < math.inf:
             raise SetupError(f"{name}={value!r} must be a number of at least {minimum}")
-
-
-def cut_output(text: str, limit: int, whole: bool = True) -> str:
-    """The first `limit` characters of a text; a last line says how many more there were.
-
-    Args:
-        text: what was printed, or the beginning of it.
-        limit: in characters.
-        whole: whether `text` is all that was printed.
-    """
-    if whole and len(text) <= limit:
-        return text
-    return text[:limit] + f"\n[{'' if whole else 'at least '}{max(1, len(text) - limit)} characters more were cut]"

@@ -25,8 +25,9 @@ from gvpo_trl.environments.appworld.http.pool import Pool
 from gvpo_trl.environments.appworld.http.server import Server, ServerRefused, ServerSilent
 from gvpo_trl.environments.appworld.http.verdicts import verdict_of
 from gvpo_trl.environments.appworld.http.world import ANSWER_TIMEOUT_S, RemoteWorld
-from gvpo_trl.environments.appworld.limits import CommonEnvironment, Limits, check_at_least, cut_output
+from gvpo_trl.environments.appworld.limits import CommonEnvironment, Limits, check_at_least
 from gvpo_trl.environments.appworld.tasks import check_root, check_task
+from gvpo_trl.environments.appworld.wire import texts
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
 from gvpo_trl.failures import FailureKind
 from gvpo_trl.faults import (
@@ -283,7 +284,7 @@ class RemoteEpisode:
         limit = self._environments.max_output_chars
         if not whole or len(text) > limit:
             kind = kind or FailureKind.OUTPUT
-            text = cut_output(text, limit, whole)
+            text = texts.cut_output(text, limit, whole)
         self._steps.append((code, kind))
         if kind not in _DID_NOT_RUN:
             self._ask_completed()
