@@ -240,8 +240,10 @@ class Chat:
     def _turn_ends(self, end_ids: frozenset[int]) -> frozenset[int]:
         """Return the given ids and the first control token that the template writes behind an assistant message."""
         closings = [self._closing]
-        with contextlib.suppress(ValueError):  # Some templates write another token behind the last message.
-            closings.insert(0, self._after_sentinel(_PLACEHOLDERS, add_generation_prompt=False))
+        with contextlib.suppress(ValueError):
+            last = self._after_sentinel(_PLACEHOLDERS, add_generation_prompt=False)
+            if last != self._after_sentinel(_PLACEHOLDERS):  # else it may hold a generation prompt
+                closings.insert(0, last)  # some templates write another token behind the last message
         ids = [token for closing in closings for token in self._template_ids(closing)]
         controls = {self.tokenizer.convert_tokens_to_ids(control) for control in self._controls} | end_ids
         closing_id = next((token for token in ids if token in controls), None)

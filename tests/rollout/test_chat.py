@@ -1,5 +1,6 @@
 """Prompts, bridges and observations have the ids of the template's own rendering of the conversation."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,13 @@ import trl.chat_template_utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gvpo_trl.rollout.chat import Chat
+from gvpo_trl.rollout.chat import DEFAULT_DATE, Chat
 from tests.support.templates import ENDS, LLAMA_TOKENS, family_tokenizer, merging_tokenizer, with_special
 from tests.support.tiny import tiny_tokenizer
 
 TRL_TEMPLATES = sorted((Path(trl.chat_template_utils.__file__).parent / "chat_templates").glob("*.jinja"))
+BRACKETED = re.compile(r"<[^\s<>'\"]+>|\[/?[A-Z_]+\]")
+DATE_CALL = re.compile(r"strftime_now\((['\"])(.*?)\1\)")
 SYSTEM = {"role": "system", "content": "You write code."}
 TASK = {"role": "user", "content": "Add 2 and 3."}
 TURNS = ["```python\nprint(2 + 3)\n```", "It is 5 – done.", "```python\ncomplete_task(5)\n```"]
@@ -114,21 +117,26 @@ def test_a_turn_that_ended_on_another_end_token_is_closed_by_the_template():
 def test_an_end_token_that_closes_user_messages_alone_does_not_swallow_the_observation():
     template = (
         "{% for m in messages %}{{ m['role'] + ':' + m['content'] }}"
-        "{% if m['role'] == 'user' %}<|im_end|>{% else %}{{ '\n' }}{% endif %}{% endfor %}"
+        "{{ '<|im_end|>' if m['role'] == 'user' else '<|eot|>' }}{% endfor %}"
         "{% if add_generation_prompt %}assistant:{% endif %}"
     )
-    tokenizer = tiny_tokenizer(template)
+    tokenizer = with_special(tiny_tokenizer(template), "<|eot|>")
     chat = Chat(tokenizer, [tokenizer.eos_token_id])
     bridge = chat.bridge(encode(tokenizer, "hi<|im_end|>"), "5")
-    assert tokenizer.decode(bridge) == "\nuser:5<|im_end|>assistant:"
+    assert tokenizer.decode(bridge) == "<|eot|>user:5<|im_end|>assistant:"
+
+
+def tokenizer_for(template):
+    """Return a tokenizer that has everything in brackets in the template as a special token."""
+    tokenizer = with_special(tiny_tokenizer(template), *sorted({*BRACKETED.findall(template), *LLAMA_TOKENS}))
+    tokenizer.bos_token = "<|begin_of_text|>"
+    return tokenizer
 
 
 @pytest.mark.parametrize("path", TRL_TEMPLATES, ids=lambda path: path.stem)
 def test_every_template_of_trl_joins_turns_or_is_refused(path):
-    template = path.read_text(encoding="utf-8")
-    end = "<|im_end|>"
-    tokenizer = with_special(tiny_tokenizer(template), *LLAMA_TOKENS)
-    tokenizer.bos_token = "<|begin_of_text|>"
+    template, end = path.read_text(encoding="utf-8"), "<|im_end|>"
+    tokenizer = tokenizer_for(template)
     try:
         chat = Chat(tokenizer, [tokenizer.eos_token_id])
         prompt = chat.prompt_ids([TASK])
@@ -137,11 +145,12 @@ def test_every_template_of_trl_joins_turns_or_is_refused(path):
         return
     bridge = tokenizer.decode(chat.bridge([], "observed 5"))
     messages = [TASK, {"role": "assistant", "content": "sampled"}, {"role": "user", "content": "observed 5"}]
-    whole = rendered(tokenizer, messages)
+    dated = DATE_CALL.sub(lambda call: repr(DEFAULT_DATE.strftime(call[2])), template)
+    whole = rendered(tokenizer, messages, chat_template=dated)
     # Only the ids from the sampled text on are compared: a template may show an earlier turn's thoughts differently.
     assert whole.endswith("sampled" + bridge)
     assert bridge.count("observed 5") == 1
-    assert tokenizer.decode(prompt) == rendered(tokenizer, [TASK])
+    assert tokenizer.decode(prompt) == rendered(tokenizer, [TASK], chat_template=dated)
     if bridge.startswith(end):
         action = encode(tokenizer, "sampled" + end)
         assert end + tokenizer.decode(chat.bridge(action, "observed 5")) == bridge
@@ -150,8 +159,7 @@ def test_every_template_of_trl_joins_turns_or_is_refused(path):
 def test_of_trls_templates_only_those_that_take_images_as_content_are_refused():
     refused = []
     for path in TRL_TEMPLATES:
-        tokenizer = tiny_tokenizer(path.read_text(encoding="utf-8"))
-        tokenizer.bos_token = "<pad>"
+        tokenizer = tokenizer_for(path.read_text(encoding="utf-8"))
         try:
             Chat(tokenizer, [tokenizer.eos_token_id])
         except ValueError:

@@ -1,6 +1,8 @@
-"""Which characters of a turn are its code, and which tokens."""
+"""Which characters of a turn are its code, and which of its tokens."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gvpo_trl.rollout.chat import Chat
 from gvpo_trl.rollout.code import extract_code
@@ -33,7 +35,51 @@ TABLE = {
     "an indented fence": ("1. Run\n   ```python\n   for x in y:\n       f(x)\n   ```", "for x in y:\n    f(x)"),
     "an indented fence over flush code": ("  ```python\nx = 1\n    ```", "x = 1"),
     "carriage returns": ("Run\r\n```python\r\nx = 1\r\ny = 2\r\n```\r\nDone", "x = 1\ny = 2"),
-    "tildes": ("~~~python\nx = 1\n~~~", None),
+    "tildes": ("~~~python\nx = 1\n~~~", "x = 1"),
+    "tildes around backticks": ("~~~python\nx = 1\n```\n~~~", "x = 1\n```"),
+    "backticks around tildes": ("```python\nx = 1\n~~~\n```", "x = 1\n~~~"),
+    "a python3 fence": ("```python3\nx = 1\n```", "x = 1"),
+    "white space before the label": ("``` python\nx = 1\n```", "x = 1"),
+    "an info string": ('```python title="a.py"\nx = 1\n```', "x = 1"),
+    "an info string without a space": ("```python{1,3}\nx = 1\n```", "x = 1"),
+    "a file name behind the label": ("```python:a.py\nx = 1\n```", "x = 1"),
+    "a label in braces": ("```{.python}\nx = 1\n```", "x = 1"),
+    "an info string of another language": ('```json title="a"\n{}\n```\nx = 1', None),
+    "four backticks": ("````python\nx = 1\n````", "x = 1"),
+    "four backticks around three": ("````python\nx = 1\n```\ny = 2\n````", "x = 1\n```\ny = 2"),
+    "a closing fence that is longer": ("```python\nx = 1\n`````\nDone", "x = 1"),
+    "a fence behind text": ("Code: ```python\nx = 1\n```", "x = 1"),
+    "a fence of another language behind text": ("Output: ```json\n{}\n```\nprose", None),
+    "a fence behind text with an info string": ("Code: ```python title=a.py\nx = 1\n```", "x = 1"),
+    "four backticks behind text": ("Code: ````PYTHON3\nx = 1\n````", "x = 1"),
+    "a fence in a list": ("- ```python\n  if x:\n      y()\n  ```", "if x:\n    y()"),
+    "a sentence about fences": ("I write ```python fences.\n```python\nx = 1\n```", "x = 1"),
+    "a sentence that begins with a fence": ("``` is a fence.\n```python\nx = 1\n```", "x = 1"),
+    "a stray closing fence": ("```python\nx = 1\n```\n```\nDone", "x = 1"),
+    "a stray fence before the code": ("```\n```python\nx = 1\n```", "x = 1"),
+    "a stray fence at the end of a line": ("Done.```\n```python\nx = 1\n```", "x = 1"),
+    "a fence at the end of the code": ("```python\nx = 1```\nThis is it.", "x = 1"),
+    "a fence at the end of a comment": ("```python\nx = 1  # no ```\ny = 2\n```", "x = 1  # no ```\ny = 2"),
+    "the end of code": ("```python\nx = 1\n```<end_code>", "x = 1"),
+    "the end of code on its own line": ("```python\nx = 1\n```\n<end_code>", "x = 1"),
+    "the end of code without a fence": ("```python\nx = 1\n<end_code>\nDone", "x = 1"),
+    "the end of code behind code": ("```python\nx = 1<end_code>", "x = 1"),
+    "imagined output in a bare fence": ("```python\nx = 1\n```\nOutput:\n```\nx is 1\n```", "x = 1"),
+    "imagined output before the code": ("```\n5\n```\n```python\nx = 1\n```", "x = 1"),
+    "imagined output between two blocks": ("```py\nx = 1\n```\n```\n5\n```\n```py\ny = 2\n```", "x = 1\ny = 2"),
+    "bare fences alone": ("```\nx = 1\n```\n```\ny = 2\n```", "x = 1\ny = 2"),
+    "a bare fence behind another language": ("```json\n{}\n```\n```\nx = 1\n```", "x = 1"),
+    "a fence in a string": ('```python\nx = """\n```\n"""\ny = 2\n```\n5', 'x = """\n```\n"""\ny = 2'),
+    "two fences in a string": ("```py\nx = '''\n```py\n```\n'''\n```", "x = '''\n```py\n```\n'''"),
+    "a fence in a string of an open block": ("```py\nx = '''\n```\n'''\ny = 2", "x = '''\n```\n'''\ny = 2"),
+    "a string that is never closed": ("```py\nx = '''a\n```\nDone.", "x = '''a"),
+    "a string that only prose closes": ("```py\nx = '''a\n```\nIt's ''' and then prose\n```", "x = '''a"),
+    "a string that is closed before the fence": ("```py\nx = '''a'''\n```\n'''\n```", "x = '''a'''"),
+    "quotes in a comment": ("```py\nx = 1  # '''\n```\n'''\n```", "x = 1  # '''"),
+    "quotes in a string": ("```py\nx = \"'''\"\n```\n'''\n```", "x = \"'''\""),
+    "an escaped quote in a string": ("```py\nx = '''\\''''\n```\n'''\n```", "x = '''\\''''"),
+    "a thought on the line of the fence": ("<think>hm</think>```python\nx = 1\n```", "x = 1"),
+    "a fence in a thought on one line": ("<think>Code: ```python\nbad()\n```\n</think>", None),
     "text after the block": ("```python\nx = 1\n```\nThis prints 1.\nSure.", "x = 1"),
     "a blank block": ("```python\n\n  \n```", None),
     "an empty block": ("```python\n```", None),
@@ -52,6 +98,66 @@ TABLE = {
 def test_code_of_a_turn(text, code):
     found = extract_code(text)
     assert (found.source if found else None) == code
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\nx = 1\n```\n```python\ny = 2\n```", "x = 1"),
+        ("```\n5\n```\n```python\nx = 1\n```\n```python\ny = 2\n```", "x = 1"),
+        ("```\nx = 1\n```\n```\ny = 2\n```", "x = 1"),
+        ("```python\n```\n```python\ny = 2\n```", "y = 2"),
+        ("no code", None),
+    ],
+)
+def test_the_first_block_alone(text, code):
+    found = extract_code(text, first_block=True)
+    assert (found.source if found else None) == code
+
+
+@pytest.mark.parametrize(
+    ("text", "closed"),
+    [
+        ("```python\nx = 1", False),
+        ("```python\nx = 1\n```", True),
+        ("```python\nprint('```", False),
+        ("```python\nx = '''\n```", False),
+        ("```python\nx = '''\n```\n'''\n```", True),
+        ("```\nx = 1\n```\n```python\ny = 2", True),
+        ("~~~python\nx = 1\n~~~", True),
+    ],
+)
+def test_whether_a_block_is_closed(text, closed):
+    assert extract_code(text).closed is closed
+
+
+PLAIN = ["x = 1", "", "  y", "'''", '"""', "s = 'a", "# it's", "\\", "prose and more", "z\r"]
+MARKED = ["```", "```python", "````", "~~~", "Code: ```py", "```json", "x```", "<think>", "</think>", "```<end_code>"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(lines=st.lists(st.sampled_from(PLAIN + MARKED), max_size=14))
+def test_spans_are_in_order_and_hold_the_source(lines):
+    text = "\n".join(lines)
+    code = extract_code(text)
+    if code is None:
+        return
+    places = [place for span in code.spans for place in span]
+    assert places == sorted(places) and places[0] >= 0 and places[-1] <= len(text)
+    inside = "\n".join(text[start:end] for start, end in code.spans).replace("\r\n", "\n")
+    assert [line.lstrip() for line in inside.split("\n")] == [line.lstrip() for line in code.source.split("\n")]
+    assert code.source.strip()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    before=st.lists(st.sampled_from(PLAIN), max_size=6),
+    code=st.sampled_from(["x = 1", "print('a')", 's = """\n```\n"""']),
+    after=st.lists(st.sampled_from(["", "5", "```", "Done.", "prose and more", "<end_code>"]), max_size=6),
+)
+def test_a_labelled_block_is_the_code_whatever_plain_text_and_bare_fences_surround_it(before, code, after):
+    found = extract_code("\n".join([*before, "```python", code, "```", *after]))
+    assert (found.source, found.closed) == (code, True)
 
 
 @pytest.mark.parametrize("text", [text for text, code in TABLE.values() if code], ids=lambda text: None)

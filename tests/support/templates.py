@@ -22,15 +22,18 @@ class CountingTokenizer:
         """Characters that were encoded."""
         self.decoded = 0
         """Ids that were decoded."""
+        self.calls = 0
 
     def __getattr__(self, name: str):
         return getattr(self._tokenizer, name)
 
     def __call__(self, text, **kwargs):
+        self.calls += 1
         self.encoded += len(text) if isinstance(text, str) else sum(map(len, text))
         return self._tokenizer(text, **kwargs)
 
     def decode(self, ids, **kwargs) -> str:
+        self.calls += 1
         self.decoded += len(ids)
         return self._tokenizer.decode(ids, **kwargs)
 
