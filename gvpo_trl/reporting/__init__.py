@@ -1,6 +1,6 @@
 """Writes and shows what people read of a run: trajectories, the viewer, figures, the model card.
 
-This folder runs in the trainer's process, or offline on the files of a run. It imports `faults`, `rollout`'s types, and
-plotting libraries only inside the functions that use them. `trainer.py` and the commands call it; `text.py` imports
-nothing of this package, so any module of the trainer's side may use it.
+This folder runs in the trainer's process, or offline on the files of a run. It imports `faults`, `rollout`'s types,
+and plotting libraries only inside the functions that use them. `trainer.py` and the commands call it. `text.py`
+imports nothing of this package, so any module of the trainer's side may use it.
 """
