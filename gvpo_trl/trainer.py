@@ -52,6 +52,7 @@ from gvpo_trl.rewards import passed_tests_share
 from gvpo_trl.rollout.prefetch import Lookahead
 from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
+from gvpo_trl.text import printable_values
 from gvpo_trl.training.checks import check_chat, check_datasets, check_rows, check_sampling, failed_tokens
 from gvpo_trl.training.metrics import expected_attempts, goal_completion, rollout_sums, shaping_sums
 from gvpo_trl.training.row_skipping import KNOWN_LOSSES, TrainingStep, fingerprint, loss_of_moving_rows
@@ -138,6 +139,8 @@ class GVPOTrainer(GRPOTrainer):
         small = (outcome.abs() < self.args.drop_small_advantages) & ~failed_mask.any(dim=1)
         batch["advantages"] = shaped.masked_fill(small.unsqueeze(1), 0.0)
         self._record_shaping(outcome, action_mask, failed_mask, batch["advantages"])
+        if self.log_completions:
+            self._escape_logged_texts()
         return batch
 
     def _outcome_advantages(self, trl_advantages: torch.Tensor, rewards_per_func: torch.Tensor) -> torch.Tensor:
@@ -359,6 +362,13 @@ class GVPOTrainer(GRPOTrainer):
                 self._outcomes.extend(gather_object([(t.task_id, t.score and t.score.success) for t in trajectories]))
 
     # Bookkeeping
+
+    def _escape_logged_texts(self) -> None:
+        """Spell out control characters in TRL's table of completions, so that no terminal obeys an agent's text."""
+        for logged in (self._logs["prompt"], self._logs["completion"], *self._logs["extra"].values()):
+            texts = [printable_values(entry) for entry in logged]
+            logged.clear()
+            logged.extend(texts)
 
     @property
     def _mode(self) -> str:

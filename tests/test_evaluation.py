@@ -1,6 +1,7 @@
 """Evaluation in TRL's way: every task once, TGC and SGC, and what is logged on the way."""
 
 import json
+from contextlib import nullcontext
 
 import pandas
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from gvpo_trl import MultiTurnRollout
 from gvpo_trl.evaluation import attempt_tasks, evaluate, write_report
 from gvpo_trl.reporting.traces import read_traces
+from gvpo_trl.rollout.types import Turn
 from tests.support.tiny import tiny_tokenizer
 from tests.support.toy import ToyEnvironment
 from tests.support.training import FAIL, LOST, code, finish, make_trainer, tasks
@@ -242,6 +244,27 @@ def test_conversations_are_logged_as_they_were(tmp_path, capsys, attribute):
     assert table["advantage"].tolist() == [0.5, -0.5, 0.0, 0.0]
     if attribute:
         assert getattr(tokenizer, attribute) is not None, "the tokenizer is as it was"
+
+
+def test_logged_completions_show_control_characters_and_rewards_get_them_as_they_are(tmp_path, capsys):
+    seen = []
+
+    def reward(completions, **columns):
+        seen.extend(completions)
+        return [0.0] * len(completions)
+
+    text = "\x1b[2J\u202e\udc80\n" + code("print(1)")
+    trainer = make_trainer(tmp_path, [[text]], reward_funcs=reward, log_completions=True, max_turns=1)
+    trainer.generation_session = lambda end_ids=None: nullcontext(
+        lambda requests: [Turn(ids=[5], text=text) for _ in requests]
+    )
+    trainer.train()
+    assert seen[0][0]["content"] == text
+    printed = capsys.readouterr().out
+    assert "\\x1b[2J" in printed
+    assert "\x1b[2J" not in printed and "\u202e" not in printed
+    (file,) = (tmp_path / "completions").iterdir()
+    assert "\\u202e" in pandas.read_parquet(file)["completion"][0][0]["content"]
 
 
 def test_a_trajectory_without_a_turn_is_logged_as_an_empty_message(tmp_path):

@@ -73,7 +73,7 @@ RULES = {
     "reporting": rule(*CORE, "rollout", "text", libraries={"matplotlib"}),
     "config": rule("objective", libraries={"trl"}),
     "trainer": rule(
-        *("config", "objective", "rewards", "rollout", "generation", "training", "reporting"),
+        *("config", "objective", "rewards", "text", "rollout", "generation", "training", "reporting"),
         libraries={*MODEL, "trl"},
     ),
     # The outermost modules may import those above, and no module above imports them.
