@@ -241,8 +241,8 @@ class GVPOTrainer(GRPOTrainer):
         self._metrics["eval"].clear()
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         dataset, samples = dataloader.dataset, self.num_generations_eval
-        while not hasattr(dataset, "column_names"):  # a stream stands behind what shards it over the processes
-            dataset = dataset.dataset
+        while not hasattr(dataset, "column_names") and hasattr(dataset, "dataset"):
+            dataset = dataset.dataset  # a stream stands behind what shards it over the processes
         if not has_length(dataset):  # TRL repeats the rows of a stream, and the indices of any other data set
             samples = 1
         goals = goal_completion(expected_attempts(self._outcomes, dataset, samples))
