@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Places:
-    """At most `count` open episodes. Those who need one go before those that are opened in advance. Thread-safe.
+    """Holds at most `count` open episodes. Callers of `take` go before episodes that are opened in advance. Thread-safe.
 
     Args:
         count: how many episodes may be open at once, the ones that wait to be handed out included.
@@ -73,7 +73,7 @@ class Places:
                         self._taken += 1
                         return None
                     if self._ready:
-                        self._close_unlocked(self._ready.pop())  # the last one will be asked for last
+                        self._close_unlocked(self._ready.pop())  # this one will be needed last
                     else:
                         self._changed.wait()
                 raise HostFault("the environment is closed")
