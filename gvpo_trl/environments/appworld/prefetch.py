@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Places:
-    """Holds at most `count` open episodes. Callers of `take` go before episodes that are opened in advance. Thread-safe.
+    """Holds at most `count` open episodes; thread-safe. Callers of `take` go before episodes opened in advance.
 
     Args:
         count: how many episodes may be open at once, the ones that wait to be handed out included.
