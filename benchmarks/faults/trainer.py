@@ -23,7 +23,7 @@ class ScriptedTrainer(GVPOTrainer):
     """The scripts of the rows of the next batch."""
 
     def generation_session(self) -> AbstractContextManager[Generate]:
-        """Open a generator that returns the turns of the rows' scripts."""
+        """A generator that knows the turns of the rows."""
         return nullcontext(_Player(self.tokenizer, [self.book.turns(script) for script in self.scripts]))
 
 
