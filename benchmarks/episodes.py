@@ -1,9 +1,9 @@
 """Episodes against AppWorld's HTTP servers: `python -m benchmarks.episodes --root DIR` (`gvpo-trl appworld pocket`).
 
-Three ways play the same episodes with the same number of runners: our processes in both isolation modes, and one
-`appworld serve environment` a runner, kept for the whole run as Apple's LOOP does: initialize, execute, evaluate, then
-the next task on the same server. An episode is a task's reference solution in about four executions and its unit
-tests. All ways must see the same texts and the same test results, or the benchmark fails.
+The same episodes are played in three ways, with the same number of runners: by our processes in both isolation modes,
+and by one `appworld serve environment` per runner, which serves the whole run as in Apple's LOOP (initialize, execute,
+evaluate, then the next task on the same server). An episode runs a task's reference solution in about four executions
+and its unit tests. The benchmark fails unless all ways give the same texts and the same test results.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from gvpo_trl.environments.appworld import AppWorldEnvironments
 from tests.environments.http.http_servers import HttpServers
 
 EXECUTIONS = 4
-"""In which a solution is run, where it has as many statements."""
+"""Executions in which a solution is run, where it has that many statements."""
 CLOCK = "time.clock_gettime(time.CLOCK_MONOTONIC)"
-"""Of the clocks that agent code can read the one that AppWorld does not freeze."""
+"""The one clock in reach of agent code that AppWorld does not freeze."""
 TIMED_STEP = f"import time\nstarted = {CLOCK}\napis.supervisor.show_profile()\nprint({CLOCK} - started)"
 TIMED_STEPS = 50
 
@@ -40,7 +40,7 @@ Seen = tuple[list[str], list[str], list[str]]
 
 
 class Ours:
-    """Our processes in one isolation mode."""
+    """Plays episodes with our processes in one isolation mode."""
 
     def __init__(self, options: argparse.Namespace, isolation: str, max_episodes: int):
         self.environments = AppWorldEnvironments(
@@ -50,7 +50,7 @@ class Ours:
         self.evaluations: list[float] = []
 
     def play(self, script: Script) -> Seen:
-        """One episode from its opening to its end."""
+        """Play one episode from its opening to its end."""
         task_id, codes = script
         with self.environments.open(task_id) as episode:
             texts = [episode.step(code).text for code in codes]
@@ -62,7 +62,7 @@ class Ours:
 
 
 class Http:
-    """AppWorld's servers: each runner takes one, asks over one connection, and hands it on."""
+    """Plays episodes on AppWorld's servers, each over one connection that its runner hands on."""
 
     def __init__(self, servers: HttpServers):
         self._numbers = itertools.count(1)
@@ -71,7 +71,7 @@ class Http:
             self.free.put(http.client.HTTPConnection(url.removeprefix("http://"), timeout=120))
 
     def play(self, script: Script) -> Seen:
-        """One episode from its opening to its end."""
+        """Play one episode from its opening to its end."""
         task_id, codes = script
         server = self.free.get()
         try:
@@ -92,7 +92,7 @@ class Http:
         return json.loads(answer)["output"]
 
     def let_go(self) -> None:
-        """Close the connections, which the servers do after some idle seconds; they open again by themselves."""
+        """Close the connections, as the servers do after some idle seconds; they open again when they are used."""
         for _ in range(self.free.qsize()):
             server = self.free.get()
             server.close()
@@ -127,7 +127,7 @@ def _scripts(options: argparse.Namespace) -> list[Script]:
 
 
 def _codes(root: Path, task_id: str) -> tuple[str, ...]:
-    """A solution's statements in `EXECUTIONS` groups of about one length."""
+    """A solution's statements in `EXECUTIONS` groups of about the same length."""
     source = (root / "data" / "tasks" / task_id / "ground_truth" / "solution.py").read_text()
     statements = [ast.unparse(statement) for statement in ast.parse(source).body[0].body]
     groups = min(EXECUTIONS, len(statements))
@@ -174,7 +174,7 @@ def _measure_speed(options: argparse.Namespace, scripts: list[Script]) -> dict[s
 
 
 def _check(scripts: list[Script], seen: list[tuple[str, list[Seen]]]) -> None:
-    """All ways did the same work, and it was work: the solutions pass."""
+    """Check that all ways gave the same results and that the solutions pass."""
     for number, (task_id, _) in enumerate(scripts):
         texts, passed, failed = expected = seen[-1][1][number]
         assert passed and not failed, f"{task_id}: the solution fails {failed}: {texts}"
@@ -183,7 +183,7 @@ def _check(scripts: list[Script], seen: list[tuple[str, list[Seen]]]) -> None:
 
 
 def _step_overhead(environments: AppWorldEnvironments, task_id: str) -> float:
-    """Median seconds that a step takes beyond what its code measures of itself."""
+    """Median seconds that a step takes beyond the time that its own code measures."""
     with environments.open(task_id) as episode:
         overheads = []
         for _ in range(TIMED_STEPS):
@@ -194,7 +194,7 @@ def _step_overhead(environments: AppWorldEnvironments, task_id: str) -> float:
 
 
 def _measure_live(options: argparse.Namespace, scripts: list[Script]) -> dict[str, Any]:
-    """Memory of all our processes but this one while many episodes are open and have made a step."""
+    """Memory of all our processes but this one, while many episodes are open and have run a step."""
     ours = Ours(options, "split", options.live)
     with ours.environments as environments, contextlib.ExitStack() as stack:
         environments.start()
@@ -212,7 +212,7 @@ def _measure_live(options: argparse.Namespace, scripts: list[Script]) -> dict[st
 
 
 def _processor_seconds() -> tuple[float, float]:
-    """Processor time of all our processes but this one, ended ones too, and the kernel's share of it."""
+    """Processor time of all our processes but this one, the ended ones included, and the kernel's part of it."""
     user = kernel = 0
     for pid in _descendants(os.getpid()):
         with contextlib.suppress(OSError):
@@ -236,9 +236,9 @@ def _descendants(ancestor: int) -> Iterator[int]:
 
 
 def _kilobytes(pid: int) -> int:
-    """Proportional set size: a page that n processes share counts for one n-th in each.
+    """The proportional set size of a process, to which a page shared by n processes adds one n-th.
 
-    Who is not root cannot read it of a process that is not dumpable; its resident set is then counted in full.
+    Only root can read it for a process that is not dumpable. For others the resident set is taken instead.
     """
     for name, field in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):
         with contextlib.suppress(PermissionError):

@@ -1,19 +1,20 @@
 """Rollouts whose agents misbehave and whose machinery breaks: `python -m benchmarks.faults`.
 
 Groups of trajectories go through `GVPOTrainer`'s own path, from the rollout to the shaped advantages, on the real
-engine and pocket tasks; what a model would sample is written down beforehand. More than half of the agents do
-something that they should not, and each attempt's machinery breaks with the probability `--fault-rate`, at a time
-drawn from the seed. Each row is then held against what must have come out:
+engine and pocket tasks. Scripts take the place of the model's samples. More than half of the agents misbehave, and the
+machinery of each attempt breaks with the probability `--fault-rate`, at a time drawn from the seed. Each row is then
+compared with the right result:
 
-    lost            rows that are missing, that raised, that were retried or are unscorable although nothing had hit
-                    them; faults that the log or the metrics don't tell of
-    wrongly_shaped  rows whose failed steps, and no others, are not marked, whose reward is not the undisturbed one, or
-                    of which a token's advantage is not what the method's four cases say (0 in unscorable rows)
-    leftovers       processes, descriptors, threads and files that are there in the end and were not in the beginning
-    late            steps that outlived their deadline by more than 2 s
+    lost            rows that are missing or raised, and rows that were retried or are unscorable although no fault had
+                    hit them; faults that the log or the metrics do not report
+    wrongly_shaped  rows in which other steps than the failed ones are marked, whose reward differs from the
+                    undisturbed one, or with a token whose advantage breaks the method's four cases (0 in unscorable
+                    rows)
+    leftovers       processes, descriptors, threads and files at the end that were not there at the beginning
+    late            steps that took more than 2 s beyond their deadline
 
-In the end hosts are killed until training stops, others never become ready, and a trainer is killed: `endings` counts
-what is wrong with that. All of these are told on standard error, and the exit status is 1 then.
+At the end, hosts are killed until training stops, other hosts never become ready, and a trainer is killed: `endings`
+counts what is wrong then. Every finding is printed on standard error, and makes the exit status 1.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--episodes", type=int, default=1000, help="disturbed ones; a multiple of a number from 4 to 8"
+        "--episodes", type=int, default=1000, help="disturbed episodes; a multiple of a number from 4 to 8"
     )
     parser.add_argument("--fault-rate", type=float, default=0.1, help="probability that an attempt's machinery breaks")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""How a run ends that cannot go on: hosts that die again and again, and a trainer that is killed."""
+"""The end of a run that cannot go on: hosts die again and again, or the trainer is killed."""
 
 import dataclasses
 import signal
@@ -27,7 +27,7 @@ PATIENCE_S = 20.0
 
 
 class DyingHosts:
-    """Environments whose hosts are killed before each episode from the time on that `dying` is set."""
+    """Environments whose hosts are killed before each episode once `dying` is set."""
 
     def __init__(self, environments: AppWorldEnvironments) -> None:
         self.environments = environments
@@ -35,7 +35,7 @@ class DyingHosts:
         self.dying = False
 
     def open(self, task_id: str) -> Any:
-        """An episode of the real environments, if they live."""
+        """Open an episode of the real environments, whose hosts may have been killed just before."""
         if self.dying:
             for keeper in self.environments.machinery.keepers:
                 keeper.begin()
@@ -43,7 +43,7 @@ class DyingHosts:
         return self.environments.open(task_id)
 
     def prefetch(self, task_ids: Sequence[str]) -> None:
-        """As the real environments."""
+        """Open episodes in advance, as the real environments do."""
         self.environments.prefetch(task_ids)
 
 
@@ -56,7 +56,7 @@ class _DeathAfterFirstStep(TrainerCallback):
 
 
 def training_stops(root: Path, folder: Path, task_id: str, **limits: Any) -> list[str]:
-    """Train, and let hosts die after the first step; what is wrong with the end of it, one line each."""
+    """Train, and let the hosts die after the first step; the faults of how training ends, one line each."""
     book = Scripts(root, [task_id], "split")
     with AppWorldEnvironments(
         root, output_dir=folder, rehearse=False, max_restarts=RESTARTS, **limits
@@ -74,7 +74,7 @@ def training_stops(root: Path, folder: Path, task_id: str, **limits: Any) -> lis
         else:
             return ["training went on although its hosts died again and again"]
     wrong = [] if "times in a row; last cause: the " in told else [f"training stopped without the last cause: {told}"]
-    # The step in which the hosts die may still end, with rows that cannot be scored.
+    # The step in which the hosts die may still end; its rows are then unscorable.
     checkpoint = Path(get_last_checkpoint(folder / "trainer"))
     steps = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).global_step
     if steps != trainer.state.global_step:
@@ -85,7 +85,7 @@ def training_stops(root: Path, folder: Path, task_id: str, **limits: Any) -> lis
 
 
 def hosts_that_never_become_ready(root: Path, folder: Path, task_id: str, **limits: Any) -> list[str]:
-    """Open episodes of hosts that get no time to warm up; what is wrong with the errors, one line each."""
+    """Open episodes of hosts that get no time to warm up; the faults of the errors, one line each."""
     told = []
     with AppWorldEnvironments(
         root, output_dir=folder, rehearse=False, max_restarts=RESTARTS, **limits
@@ -119,7 +119,7 @@ TRAINER = """
 
 
 def killed_trainer(root: Path, folder: Path, task_id: str, venv: Path | None = None, **_: Any) -> list[str]:
-    """Kill a trainer in the middle of two steps; what outlives it, one line each."""
+    """Kill a trainer in the middle of two steps; everything that outlives it, one line each."""
     values = {"root": str(root), "folder": str(folder), "task_id": task_id, "venv": venv and str(venv)}
     script = textwrap.dedent(TRAINER.format(**values))
     where = Path(__file__).resolve().parents[2]
@@ -137,7 +137,7 @@ def killed_trainer(root: Path, folder: Path, task_id: str, venv: Path | None = N
     deadline = time.monotonic() + PATIENCE_S
     while (left := host_processes(trainer.pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    AppWorldEnvironments(root, output_dir=folder, venv=venv).close()  # tidies up after it
+    AppWorldEnvironments(root, output_dir=folder, venv=venv).close()  # deletes what the killed trainer left
     return wrong + [f"process {pid}" for pid in left] + [f"file {path}" for path in folder.iterdir()]
 
 

@@ -1,7 +1,7 @@
-"""Breaks the machinery below a rollout, from outside and at times drawn from a seed, and keeps account of whom it hit.
+"""Breaks the machinery below a rollout, at times drawn from a seed, and records which episodes each fault hit.
 
-Nothing here stands in for a part of the package: processes are killed and stopped by signals, channels are cut and
-garbled at their own descriptors, a disk is filled.
+The package runs unchanged: processes are killed and stopped by signals, channels are cut and garbled at their own
+descriptors, a disk is filled.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from gvpo_trl.environments.appworld.hosts import HostKeeper, HostProcess
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
 
 OVERTIME_S = 2.0
-"""How long a step may outlive its deadline."""
+"""Seconds that a step may take beyond its deadline."""
 LONGEST_DELAY_S = 0.1
-"""A fault strikes so long after the beginning of an operation at most, or not before its process is there."""
+"""A fault strikes at most so many seconds after the start of an operation, or as soon as its process is there."""
 HALF_A_MESSAGE = struct.pack(">I", 1000) + b'{"op": "en'
 GARBAGE = b"\xff\xff\xff\xff no message"
 
@@ -40,18 +40,18 @@ class Kind:
 
     places: tuple[str, ...] = ("open", "step", "score")
     hits_all: bool = False
-    """Whether it hits every episode that is open, and not its own alone."""
+    """Whether it hits every open episode, and not only the one that it was drawn for."""
 
 
 def machinery_faults(isolation: str, disk: bool) -> dict[str, Kind]:
-    """Every kind by name.
+    """Every kind of fault by name.
 
-    Whatever comes from a process that runs agent code is its agent's doing, also that its channel closes or that it
-    hangs. So such a process is killed here and nothing else; a world is another process in split mode only.
+    A process that runs agent code can close its channel or hang because of its agent, which is not a fault. So such a
+    process is only killed here. In split mode, worlds are processes without agent code.
 
     Args:
         isolation: the environments' mode; only `"split"` has interpreters with a host of their own.
-        disk: whether there is one that can be filled.
+        disk: whether there is a disk that can be filled.
     """
     found = {
         "host killed": Kind(hits_all=True),
@@ -79,7 +79,7 @@ def machinery_faults(isolation: str, disk: bool) -> dict[str, Kind]:
 
 
 class RowTask(str):
-    """A task's id that knows which row of a rollout asks for it. Environments see the id alone."""
+    """A task's id that also holds the number of the row that asks for it; to environments it is a plain id."""
 
     __slots__ = ("row",)
 
@@ -92,12 +92,12 @@ class RowTask(str):
 
 @dataclass(slots=True)
 class Plan:
-    """The fault that awaits one attempt."""
+    """The fault that is to strike one attempt."""
 
     kind: str
     place: str
     step: int | None
-    """Which one, counted from 0, where the place is `step`."""
+    """Which step, counted from 0, where `place` is `"step"`."""
     delay_s: float
     fired: bool = False
 
@@ -106,9 +106,9 @@ class FaultyEnvironments:
     """Environments whose machinery breaks at times drawn from a seed.
 
     Args:
-        environments: the real ones, with `max_restarts` out of the way.
+        environments: the real environments, with a `max_restarts` that no run reaches.
         rate: probability of a fault per attempt at a row.
-        seed: of all draws; a row's do not depend on the other rows.
+        seed: of all draws; the draws of a row do not depend on the other rows.
         disk: a small file system that holds the outputs, if there is one.
     """
 
@@ -119,9 +119,9 @@ class FaultyEnvironments:
         self.kinds = machinery_faults(environments.isolation, disk is not None)
         self.injected: Counter[str] = Counter()
         self.attempts: dict[int, list[FaultyEpisode]] = defaultdict(list)
-        """By row, in order."""
+        """The episodes of each row, in order."""
         self.late: list[str] = []
-        """Steps that outlived their deadline by more than `OVERTIME_S`."""
+        """The steps that took more than `OVERTIME_S` beyond their deadline."""
         self.lock = threading.RLock()
         self._here = threading.local()
         self.pool = ThreadPoolExecutor(4 * self.max_episodes, thread_name_prefix="fault")
@@ -133,7 +133,7 @@ class FaultyEnvironments:
         environments.machinery.evaluators.take = self._watched_evaluator
 
     def open(self, task_id: RowTask) -> "FaultyEpisode":
-        """Open an episode of the row's task; a fault is drawn for it."""
+        """Open an episode of the row's task, with a fault drawn for it."""
         episode = FaultyEpisode(self, task_id, len(self.attempts[task_id.row]) + 1)
         with self.lock:
             self.attempts[task_id.row].append(episode)
@@ -145,18 +145,18 @@ class FaultyEnvironments:
         return episode
 
     def close(self) -> None:
-        """Wait for the faults under way. The real environments stay open."""
+        """Wait for the faults that are being injected. The real environments stay open."""
         self.pool.shutdown()
         HostProcess.spawn = self._spawn
         self.environments.machinery.evaluators.take = self._take_evaluator
 
     def idle_evaluators(self) -> set[int]:
-        """Ids of the processes that the real environments keep for the next evaluations."""
+        """Ids of the evaluators that wait for their next task."""
         return {child.pid for child in self.environments.machinery.evaluators.idle}
 
     @contextlib.contextmanager
     def spawning_for(self, episode: "FaultyEpisode") -> Iterator[None]:
-        """Take what this thread has forked during the block for the episode's."""
+        """Attribute the processes that are forked for this thread during the block to the episode."""
         self._here.episode = episode
         try:
             yield
@@ -177,7 +177,7 @@ class FaultyEnvironments:
         return watched_spawn
 
     def _watched_evaluator(self) -> Child:
-        """The process of an evaluation, told to its episode: it may have evaluated before."""
+        """Take an evaluator, which may have evaluated before, and tell this thread's episode its process."""
         episode = getattr(self._here, "episode", None)
         if episode is not None:
             episode.before_evaluation()
@@ -187,7 +187,7 @@ class FaultyEnvironments:
         return child
 
     def draw(self, task_id: RowTask, attempt: int) -> Plan | None:
-        """The fault of an attempt at a row, `None` for none."""
+        """Draw the fault of an attempt at a row; `None` for no fault."""
         dice = random.Random(f"{self.seed}/{task_id.row}/{attempt}")
         if dice.random() >= self.rate:
             return None
@@ -199,7 +199,7 @@ class FaultyEnvironments:
         return Plan(kind, place, step, dice.uniform(0, LONGEST_DELAY_S))
 
     def record(self, kind: str, victim: "FaultyEpisode", host: HostProcess | None = None) -> str:
-        """Note a fault and whom it hits, right before it strikes; its name."""
+        """Record a fault and the episodes that it hits, right before it strikes; the fault's name."""
         with self.lock:
             self.injected[kind] += 1
             name = f"{kind} {self.injected[kind]}"
@@ -210,17 +210,17 @@ class FaultyEnvironments:
         return name
 
     def forget(self, episode: "FaultyEpisode") -> None:
-        """An episode is closed: nothing can hit it any more."""
+        """Remove a closed episode, which no fault can hit any more."""
         with self.lock:
             self._live.discard(episode)
 
     def keeper(self, kind: str) -> HostKeeper:
-        """The keeper of the host that a kind breaks."""
+        """The keeper of the host that a kind of fault breaks."""
         machinery = self.environments.machinery
         return machinery.agents if "agent host" in kind else machinery.worlds
 
     def strike_next_host(self, victim: "FaultyEpisode", before: HostProcess) -> None:
-        """Kill the host that takes another one's place, which is warming up then."""
+        """Kill the host that replaces `before`, while it warms up."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             host = self.environments.machinery.worlds.host
@@ -232,7 +232,7 @@ class FaultyEnvironments:
 
     @contextlib.contextmanager
     def full_disk(self, victim: "FaultyEpisode") -> Iterator[None]:
-        """The disk with the outputs full, for as long as the block runs."""
+        """Fill the disk that holds the outputs for as long as the block runs."""
         with self.lock:
             name = self.record("disk full", victim)
             self._full.append(name)
@@ -250,7 +250,7 @@ class FaultyEnvironments:
 
 
 class FaultyEpisode:
-    """An episode that may lose its machinery. `hits` names the faults that may have hit it: some come too late."""
+    """An episode whose machinery may break. `hits` names the faults that may have hit it; some strike too late."""
 
     def __init__(self, faults: FaultyEnvironments, task_id: RowTask, attempt: int) -> None:
         self.task_id, self.steps = task_id, 0
@@ -274,7 +274,7 @@ class FaultyEpisode:
             self._channel = self._episode.world.sock.dup()
 
     def step(self, code: str) -> StepResult:
-        """As the real one; too long a step is noted."""
+        """Run a step as the real episode does, and record it where it takes too long."""
         started = time.monotonic()
         try:
             with self._striking("step"):
@@ -287,26 +287,26 @@ class FaultyEpisode:
                 self._faults.late.append(told)
 
     def score(self) -> Score:
-        """As the real one."""
+        """Score as the real episode does."""
         with self._striking("score"):
             return self._episode.score()
 
     def close(self) -> None:
-        """As the real one."""
+        """Close the real episode."""
         try:
             self._episode.close()
         finally:
             self._leave()
 
     def started(self, kind: str, pid: int) -> None:
-        """A host has forked a process for this episode."""
+        """Take note of a process that a host has forked for this episode."""
         if kind in self._processes:
             os.close(self._processes.pop(kind)[1])
         with contextlib.suppress(ProcessLookupError):  # it may have ended already
             self._processes[kind] = pid, os.pidfd_open(pid)
 
     def before_evaluation(self) -> None:
-        """The state is saved, its evaluation about to be asked for."""
+        """Damage the saved state, if that is the plan, before its evaluation begins."""
         plan = self._plan
         if plan is not None and plan.kind == "saved state damaged" and not plan.fired:
             plan.fired = True
@@ -324,7 +324,7 @@ class FaultyEpisode:
 
     @contextlib.contextmanager
     def _striking(self, place: str) -> Iterator[None]:
-        """Have the plan's fault strike during the block, if this is its time."""
+        """Have the planned fault strike during the block, if this is its place."""
         plan = self._plan
         due = plan is not None and not plan.fired and plan.place == place and plan.step in (self.steps, None)
         with self._faults.spawning_for(self), contextlib.ExitStack() as stack:
@@ -339,7 +339,7 @@ class FaultyEpisode:
             yield
 
     def _strike(self, plan: Plan, over: threading.Event) -> None:
-        """Break what the plan says, after its delay and not before it is there."""
+        """Inject the planned fault after its delay, as soon as its target exists."""
         time.sleep(plan.delay_s)
         while not plan.fired and not over.is_set():
             strike = self._strike_host if "host" in plan.kind else self._strike_process
@@ -375,7 +375,7 @@ class FaultyEpisode:
         if select.select([descriptor], [], [], 0)[0]:
             return False  # it has ended
         if "stopped" in kind and not _dies_with_its_host(pid):
-            return False  # stopped between its first two instructions it would outlive everything
+            return False  # a process that is stopped as soon as it is forked would outlive its host
         self._faults.record(kind, self)
         with contextlib.suppress(OSError):
             if kind == "world cannot write":
@@ -391,7 +391,7 @@ class FaultyEpisode:
 
 
 def _dies_with_its_host(pid: int) -> bool:
-    """Whether a forked process has come so far: after that, it closes what its host watches the trainer by."""
+    """Whether a forked process has asked to die with its host; right after that it closes its host's descriptors."""
     with contextlib.suppress(OSError):
         return "anon_inode:[pidfd]" not in descriptors(pid).values()
     return False

@@ -1,4 +1,4 @@
-"""Plays batches of scripts, and holds each row against what must have come out."""
+"""Plays batches of scripts and compares each row with the right result."""
 
 import contextlib
 import logging
@@ -17,13 +17,13 @@ from gvpo_trl.failures import FailureKind
 from gvpo_trl.rollout.types import StopReason, Trajectory
 
 BATCH = 64
-"""Trajectories of a batch, or a little less where groups don't divide it."""
+"""Most trajectories of a batch; there are fewer where groups do not divide it."""
 BOUNDARIES = ("host", "episode", "protocol", "evaluator")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a script goes when nothing breaks."""
+    """The result of a script when nothing breaks."""
 
     failures: tuple[FailureKind | None, ...]
     stop: StopReason
@@ -32,7 +32,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Findings:
-    """What was wrong, one line each."""
+    """Everything that is wrong, one line each."""
 
     lost: list[str] = field(default_factory=list)
     wrongly_shaped: list[str] = field(default_factory=list)
@@ -41,12 +41,12 @@ class Findings:
 
 
 class Run:
-    """Batches of one trainer and what is known of their scripts.
+    """Plays batches of one trainer and knows the right results of their scripts.
 
     Args:
-        trainer: its rollout's environments are the run's `faults`.
+        trainer: a trainer whose rollout uses `faults`.
         faults: the environments that break.
-        findings: where to write what was wrong.
+        findings: where to write what is wrong.
     """
 
     def __init__(self, trainer: ScriptedTrainer, faults: FaultyEnvironments, findings: Findings) -> None:
@@ -55,7 +55,7 @@ class Run:
         self.misbehaved: Counter[str] = Counter()
         self.totals: Counter[str] = Counter()
         self.last: tuple[list[tuple[int, Script, Trajectory]], torch.Tensor, Sequence[str]]
-        """What was judged last."""
+        """The arguments with which `judge` was called last."""
         self._prompts = {row["task_id"]: row["prompt"] for row in trainer.train_dataset}
         self._row = 0
 
@@ -94,8 +94,8 @@ class Run:
         """Write down what is wrong with a batch.
 
         Args:
-            rows: number of the row in the whole run, what was played, what came of it.
-            advantages: (B, T) that the loss would get.
+            rows: the number of each row in the whole run, its script and its trajectory.
+            advantages: (B, T) what the loss would get.
             logged: what the rollout loop logged.
         """
         self.last = rows, advantages, logged
@@ -105,7 +105,7 @@ class Run:
         self._judge_telling([trajectory for _, _, trajectory in rows], logged)
 
     def _play(self, scripts: Sequence[Script]) -> tuple[list[Trajectory], dict[str, Any]]:
-        """The trajectories of a batch, and the batch that the loss would get."""
+        """Play a batch; its trajectories, and the batch that the loss would get."""
         self.trainer.scripts = scripts
         inputs = []
         for script in scripts:
@@ -116,7 +116,7 @@ class Run:
         return [row["trajectory"] for row in inputs], batch
 
     def _judge_trajectory(self, row: int, script: Script, trajectory: Trajectory) -> None:
-        """What became of one row, against what hit it."""
+        """Compare one row with its script's outcome and with the faults that hit it."""
         name, attempts = f"row {row}, {script}", self.faults.attempts[row]
         outcome, failures = self.outcomes[script], tuple(step.failure for step in trajectory.steps)
         lost, wrong = self.findings.lost, self.findings.wrongly_shaped
@@ -143,7 +143,7 @@ class Run:
             wrong.append(f"{name}: {failures}, {trajectory.stop}, {trajectory.reward}; undisturbed {outcome}")
 
     def _judge_shaping(self, rows: list[tuple[int, Script, Trajectory]], advantages: torch.Tensor) -> None:
-        """Every token's advantage, against the method's cases worked out step by step."""
+        """Compare every token's advantage with the method's cases, worked out step by step."""
         size = self.trainer.num_generations
         if len(rows) % size or len(advantages) != len(rows):
             self.findings.lost.append(f"{len(advantages)} rows for {len(rows)} scripts in groups of {size}")
@@ -159,7 +159,7 @@ class Run:
                 self.findings.wrongly_shaped.append(f"row {row}, {script}: advantages of reward {trajectory.reward}")
 
     def _judge_telling(self, trajectories: Sequence[Trajectory], logged: Sequence[str]) -> None:
-        """Whether log and metrics tell of each fault."""
+        """Check that the log and the metrics report each fault."""
         faults = sum(trajectory.retries + (trajectory.score is None) for trajectory in trajectories)
         told = [line for line in logged if any(f": {boundary}: " in line for boundary in BOUNDARIES)]
         if len(told) != faults:
@@ -172,7 +172,7 @@ class Run:
 
 
 def _advantage(reward: float | None, group: list[float], failed: bool) -> float:
-    """A step's advantage as the method has it; 0 in a row without a reward."""
+    """The advantage of a step by the method's definition; 0 in a row without a reward."""
     if reward is None:
         return 0.0
     outcome = reward - sum(group) / len(group)
@@ -185,7 +185,7 @@ def _advantage(reward: float | None, group: list[float], failed: bool) -> float:
 
 @contextlib.contextmanager
 def log_of_the_loop(lines: list[str]) -> Iterator[None]:
-    """Collect what the rollout loop logs during the block. TRL's dumps of rows without a reward go nowhere."""
+    """Collect what the rollout loop logs during the block, and silence TRL's dumps of rows without a reward."""
     loop, trl = logging.getLogger("gvpo_trl.rollout.loop"), logging.getLogger("trl.trainer.grpo_trainer")
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())

@@ -1,4 +1,4 @@
-"""What is there before a run and must be all that is there after it: processes, descriptors, threads, files."""
+"""Finds the processes, descriptors, threads and files that a run has left behind."""
 
 import os
 import shutil
@@ -12,15 +12,16 @@ from pathlib import Path
 from gvpo_trl.environments.appworld import AppWorldEnvironments
 
 SETTLING_S = 20.0
-"""How long the kernel may take to end what was killed."""
+"""Seconds that the kernel may take to end killed processes."""
 DISK_BYTES = 64 << 20
+"""Size of the disk that is filled."""
 
 
 class Leftovers:
-    """A picture of this process and its folders, to compare a later one with.
+    """The state of this process and some folders before a run, with which a later state is compared.
 
     Args:
-        folders: hold nothing that should stay, or only what they hold now.
+        folders: what they hold now may stay, and nothing else.
     """
 
     def __init__(self, *folders: Path) -> None:
@@ -29,16 +30,16 @@ class Leftovers:
         self._descriptors, self._threads, self._files = descriptors(), set(threading.enumerate()), self._paths()
 
     def between(self, environments: AppWorldEnvironments, kept: set[int]) -> list[str]:
-        """What episodes left behind while their environments are still open; one line each.
+        """Everything that closed episodes have left behind while their environments are open; one line each.
 
         Args:
-            environments: theirs.
-            kept: ids of the processes that wait for the next episode by intention.
+            environments: the environments of the episodes.
+            kept: ids of the processes that are meant to wait for the next episode.
         """
         hosts = [keeper.host for keeper in environments.machinery.keepers if keeper.host is not None]
         pids = kept | self._processes | {host.process.pid for host in hosts}
         found = _when_settled(lambda: [f"process {pid}" for pid in host_processes(os.getpid()) if pid not in pids])
-        # A host talks to its trainer through one socket; those of its children must be closed in it.
+        # A host needs one socket, to talk to its trainer. It must have closed the sockets of its children.
         for host in hosts:
             sockets = sum(target.startswith("socket:") for target in descriptors(host.process.pid).values())
             found += [f"{sockets} sockets in the {host.launch.name}"] if sockets > 1 else []
@@ -48,7 +49,7 @@ class Leftovers:
         return found
 
     def after(self) -> list[str]:
-        """What is there now and was not at the beginning; one line each."""
+        """Everything that is there now and was not there at the beginning; one line each."""
         before = self._processes
         found = _when_settled(lambda: [f"process {pid}" for pid in host_processes(os.getpid()) if pid not in before])
         found += [f"thread {thread.name}" for thread in threading.enumerate() if thread not in self._threads]
@@ -62,9 +63,9 @@ class Leftovers:
 
 
 def host_processes(trainer: int) -> list[int]:
-    """Hosts of that trainer, their children and what those started; zombies left out.
+    """Hosts of that trainer, their children and the processes that those started, without zombies.
 
-    All of them keep the command line of the host, which names the trainer, whoever their parent is by now.
+    All of them keep the command line of their host, which names the trainer, even when they have another parent now.
     """
     found = []
     for entry in Path("/proc").iterdir():
@@ -81,7 +82,7 @@ def host_processes(trainer: int) -> list[int]:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path | None]:
-    """A file system of `DISK_BYTES` mounted on a new folder, to be filled; `None` where this process may not mount."""
+    """Mount a small file system on a new folder; `None` where this process may not mount one."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
     mounted = shutil.which("mount") is not None and subprocess.run(command, capture_output=True).returncode == 0
@@ -94,7 +95,7 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
 
 
 def descriptors(pid: int | None = None) -> dict[int, str]:
-    """Descriptor of a process, of this one by default -> what it leads to."""
+    """The descriptors of a process, by default of this one, and the path that each leads to."""
     found = {}
     folder = Path(f"/proc/{pid or os.getpid()}/fd")
     for entry in folder.iterdir():
@@ -108,7 +109,7 @@ def descriptors(pid: int | None = None) -> dict[int, str]:
 
 
 def _when_settled(look) -> list[str]:
-    """What `look` finds once it finds nothing, or at the end of the patience."""
+    """What `look` finds when `SETTLING_S` are over, or nothing as soon as it finds nothing."""
     deadline = time.monotonic() + SETTLING_S
     while (found := look()) and time.monotonic() < deadline:
         time.sleep(0.05)

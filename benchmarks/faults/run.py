@@ -1,4 +1,4 @@
-"""The run: undisturbed episodes, disturbed ones, and what is left in the end."""
+"""A run: plays undisturbed episodes, then disturbed ones, and looks for leftovers."""
 
 import contextlib
 import random
@@ -24,7 +24,7 @@ LIMITS = {
     "max_restarts": 100,
     "rehearse": False,
 }
-"""Of the environments: short deadlines and a small memory, so that misbehaviour costs little time."""
+"""Limits of the environments: deadlines are short and memory is small, so misbehaviour costs little time."""
 STRAGGLER_S = 0.2
 
 
@@ -40,15 +40,15 @@ def inject(
     venv: Path | None = None,
     **limits: Any,
 ) -> tuple[Run, Findings]:
-    """Play that many disturbed episodes; what happened and what was wrong.
+    """Play that many disturbed episodes; the run and its findings.
 
     Args:
         root: data root of the pocket tasks.
-        folder: an empty one, for all that is written.
+        folder: an empty folder, for all files that are written.
         episodes: a multiple of a group size from 4 to 8.
         rate: probability that an attempt's machinery breaks.
         seed: of all draws.
-        max_episodes: how many are open at a time.
+        max_episodes: how many episodes are open at a time.
         isolation: the environments' mode.
         venv: AppWorld's virtual environment.
         limits: further arguments of the environments.
@@ -92,7 +92,7 @@ def pick_tasks(root: Path) -> list[str]:
 
 @contextlib.contextmanager
 def temporary_folder(folder: Path) -> Iterator[None]:
-    """Have what asks for the system's temporary folder get this one, which is new."""
+    """Make a new folder and use it as the system's temporary folder during the block."""
     folder.mkdir()
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:

@@ -1,4 +1,4 @@
-"""A trainer whose turns are written down beforehand. What follows the sampling is the package's own."""
+"""A trainer that plays scripts instead of sampling. Everything after the sampling is the package's own code."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,11 +16,11 @@ PENALTY = 0.2
 
 
 class ScriptedTrainer(GVPOTrainer):
-    """Plays each row's script in the place of sampling."""
+    """A trainer that plays each row's script."""
 
     book: Scripts
     scripts: Sequence[Script] = ()
-    """Of the rows of the next batch."""
+    """The scripts of the rows of the next batch."""
 
     def generation_session(self, end_ids: Sequence[int] | None = None) -> AbstractContextManager[Generate]:
         """A generator that knows the turns of the rows."""
@@ -28,7 +28,7 @@ class ScriptedTrainer(GVPOTrainer):
 
 
 class _Player:
-    """A `Generate`. A row whose request is as long as its first one begins again."""
+    """A `Generate` that plays scripts. A row whose request is as long as its first one begins its script again."""
 
     def __init__(self, tokenizer: Any, texts: list[list[str]]) -> None:
         self._tokenizer, self._texts = tokenizer, texts
@@ -53,15 +53,15 @@ class _Player:
 def make_trainer(
     root: Path, folder: Path, book: Scripts, rollout: MultiTurnRollout, group: int, **options: Any
 ) -> ScriptedTrainer:
-    """A trainer on the book's tasks whose model is never asked.
+    """Make a trainer on the book's tasks, whose model never samples.
 
     Args:
         root: data root of the tasks.
         folder: output directory.
         book: the scripts' turns.
-        rollout: with the environments.
+        rollout: the rollout, with its environments.
         group: trajectories of a task.
-        options: of `GVPOConfig`.
+        options: further arguments of `GVPOConfig`.
     """
     tokenizer = build_tokenizer(root / "data" / "api_docs" / "standard")
     settings = {

@@ -1,4 +1,4 @@
-"""What `AppWorldEnvironments` checks before it starts anything, and whom its processes outlive."""
+"""Tests of what `AppWorldEnvironments` refuses, and of a host that outlives the thread which started it."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Episodes on the real engine: verdicts, texts, deadlines, isolation, scores."""
+"""Tests of episodes on the real engine: verdicts, texts, deadlines, isolation, scores."""
 
 import os
 import sys
@@ -47,7 +47,7 @@ TABLE = [
     ("while True:\n    pass", K.TIMEOUT, "Exception: Execution timed out after 4 seconds."),
     ("raise SystemExit", K.RUNTIME, "raise SystemExit\nException"),
     ("input()", K.RUNTIME, "Exception: input(..) is not allowed."),
-    # What can be printed or raised decides nothing.
+    # The text that code prints or raises does not decide the verdict.
     ("print('Execution failed. Traceback:')", None, "Execution failed. Traceback:\n"),
     ("print('Exception: Response status code is 409:')", None, "Exception: Response status code is 409:\n"),
     ("print('No code available to execute.')", None, "No code available to execute.\n"),
@@ -93,7 +93,7 @@ def check_table(episode):
         assert result.failure == kind, f"{code!r}: {result}"
         assert text in result.text, f"{code!r}: {result.text[-500:]!r}"
         assert not result.completed and not result.ended
-    assert episode.step("print(x, 6 * 7)").text == "3 42\n", "the episode goes on as if nothing had been"
+    assert episode.step("print(x, 6 * 7)").text == "3 42\n", "the episode goes on as if nothing had happened"
 
 
 def test_the_limit_on_interactions_is_an_ordinary_failure(pocket_root, appworld_venv, task):
@@ -131,7 +131,7 @@ def test_reference_solutions_pass_and_untouched_worlds_do_not(environments, pock
 
 
 def test_code_that_swallows_its_interruption_is_killed_and_scored(environments, task):
-    # In a function of its own: Python 3.11 leaves the jump back of a loop outside the handler around it.
+    # The loop is in a function of its own, because in Python 3.11 its jump back lies outside the handler around it.
     code = "def spin():\n    while True: sum(range(9))\nwhile True:\n    try: spin()\n    except BaseException: pass"
     with environments.open(task) as episode:
         started = time.monotonic()
@@ -293,7 +293,7 @@ def test_calls_that_a_time_out_breaks_off_are_no_misuse(environments, task):
         LOGIN
         + """
 note_id = apis.simple_note.create_note(title="x", content="y" * 500_000, access_token=token)["note_id"]
-def calls():  # slow ones: the time is to be up before the number of calls is
+def calls():  # slow calls, so that the time is over before their number is too high
     while True:
         try:
             apis.simple_note.show_note(note_id=note_id, access_token=token)

@@ -1,6 +1,6 @@
-"""The fault injection of `benchmarks.faults`, small: nothing is lost, wrongly shaped, late or left behind.
+"""A small run of `benchmarks.faults`: nothing is lost, wrongly shaped, late or left behind.
 
-And its referee sees what it is there to see: each judgement is shown one outcome that must not be.
+The other tests show each of the benchmark's judgements one wrong outcome, which it must find.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ EPISODES, RATE, SEED = 20, 0.3, 45
 
 @pytest.fixture(scope="module")
 def played(pocket_root, appworld_venv, tmp_path_factory):
-    """A small run, judged."""
+    """A small run and its findings."""
     folder = tmp_path_factory.mktemp("faults")
     options = {"max_episodes": 4, "step_timeout_s": 3, "venv": appworld_venv}
     return inject(pocket_root, folder, episodes=EPISODES, rate=RATE, seed=SEED, **options)
@@ -38,7 +38,7 @@ def test_nothing_is_lost_wrongly_shaped_late_or_left_behind(played):
 
 @pytest.fixture
 def judged(played):
-    """Judge the last batch of the run again, one of its rows changed; what is found then."""
+    """A function that judges the last batch of the run again with one changed row, and returns the findings."""
     run, _ = played
 
     def judge(change=None, advantages=None, logged=None):

@@ -1,4 +1,4 @@
-"""What environments leave behind when they are closed or their trainer ends: nothing."""
+"""Environments leave nothing behind when they are closed or when their trainer ends."""
 
 import signal
 import subprocess

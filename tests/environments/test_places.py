@@ -75,6 +75,50 @@ def test_there_are_never_more_open_episodes_than_places(failing):
     assert places.ready == () and toys.open == 0
 
 
+def test_an_episode_that_nobody_wants_any_more_when_it_is_open_is_closed():
+    toys, opening, go_on = Toys(), threading.Event(), threading.Event()
+
+    def open_slowly(task_id, on_close):
+        opening.set()
+        assert go_on.wait(20)
+        return toys(task_id, on_close)
+
+    places = Places(1, open_slowly)
+    places.prefetch(["a"])
+    assert opening.wait(20)
+    places.prefetch([])
+    go_on.set()
+    assert wait_until(lambda: not places.busy and places.taken == 0)
+    assert places.ready == () and toys.opened == 1
+
+
+def test_an_episode_that_is_being_opened_is_not_opened_twice():
+    toys, go_on = Toys(), threading.Event()
+
+    def open_slowly(task_id, on_close):
+        assert go_on.wait(20)
+        return toys(task_id, on_close)
+
+    places = Places(COUNT, open_slowly)
+    for _ in range(3):
+        places.prefetch(["a"])
+    go_on.set()
+    assert wait_until(lambda: not places.busy)
+    assert [episode.task_id for episode in places.ready] == ["a"] and toys.opened == 1
+
+
+def test_room_that_callers_leave_is_used():
+    places = Places(2, Toys())
+    first, second = places.take("c"), places.take("c")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(places.take, "c")
+        places.prefetch(["b"])
+        first.close()
+        second.close()
+        waiting.result(timeout=20)
+    assert wait_until(lambda: [episode.task_id for episode in places.ready] == ["b"])
+
+
 def test_episodes_that_are_lost_are_not_handed_out():
     toys = Toys()
     places = Places(COUNT, toys)

@@ -1,4 +1,4 @@
-"""Worlds opened ahead: handed out at once, in nobody's way, gone when they are not wanted."""
+"""Tests of worlds that are opened in advance: they are handed out, make room, and end when nobody wants them."""
 
 import threading
 

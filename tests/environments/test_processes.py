@@ -1,4 +1,4 @@
-"""What happens when the machinery of an environment dies, hangs or talks nonsense."""
+"""Tests of an environment whose machinery dies, hangs or sends garbage."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What keeps agent code from the answers: a restriction that is checked, and paths that it never learns."""
+"""Agent code is kept from the answers: its restriction is checked, and it does not learn where the data lies."""
 
 import os
 import sys

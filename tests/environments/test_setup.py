@@ -1,4 +1,4 @@
-"""AppWorld's own environment: found, checked, made, and what is told when it is not there."""
+"""Tests of AppWorld's own environment: finding it, checking it, making it, and the errors when it is missing."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from gvpo_trl.faults import SetupError
 
 @pytest.fixture
 def imitation(appworld_venv, tmp_path):
-    """A folder with the files by which a finished environment is told."""
+    """A folder with the files that make it look like a finished environment."""
     venv = tmp_path / "venv"
     packages = venv / "lib" / "python3.11" / "site-packages"
     (packages / f"appworld-{VERSION}.dist-info").mkdir(parents=True)

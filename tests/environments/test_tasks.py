@@ -1,4 +1,4 @@
-"""The tasks as a dataset: columns, prompts, and what a mistake is told."""
+"""Tests of the tasks as a dataset: its columns, its prompts, and the errors that mistakes get."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from tests.environments.support import split_ids
 
 @pytest.fixture(scope="module")
 def small_root(pocket_root, tmp_path_factory):
-    """A root that tests may damage: three tasks of the pocket data, and no databases worth the name."""
+    """A root that tests may damage, with three tasks of the pocket data and without databases."""
     root = tmp_path_factory.mktemp("root")
     for name in ("datasets", "tasks", "base_dbs", "api_docs"):
         (root / "data" / name).mkdir(parents=True)

@@ -126,7 +126,7 @@ class Child:
 
 
 def _wait_readable(socks: list[socket.socket], timeout_s: float) -> list[socket.socket]:
-    """Wait until one of the sockets has data or is closed, or for that time; those that have or are."""
+    """Wait, at most for that time, until one of the sockets has data or is closed; the sockets that are ready."""
     poll = select.poll()
     for sock in socks:
         poll.register(sock, select.POLLIN)

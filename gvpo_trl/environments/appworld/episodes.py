@@ -338,7 +338,7 @@ def step_result(reply: dict, max_output_chars: int) -> StepResult:
         raise frames.ChannelGarbage("an answer without text")
     if verdict is not None and verdict not in list(FailureKind):
         raise frames.ChannelGarbage(f"an unknown verdict {verdict!r}")
-    if len(text) > max_output_chars + CUT_NOTE_CHARS:  # the process has not cut it, as ours would
+    if len(text) > max_output_chars + CUT_NOTE_CHARS:  # our own code in that process would have cut it
         text = texts.cut_output(text, max_output_chars)
     return StepResult(
         text=texts.printable(text),

@@ -9,7 +9,7 @@ MAX_IDLE = 8
 
 
 class Evaluators:
-    """Evaluators on loan, one to an evaluation; a new one takes three times as long as one that has evaluated before.
+    """Lends one evaluator to each evaluation. A new one takes three times as long as one that has evaluated before.
 
     Args:
         worlds: keeps the host that forks them.

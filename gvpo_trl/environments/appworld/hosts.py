@@ -85,7 +85,7 @@ class HostProcess:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.process = self._start(theirs)
-        except OSError as error:  # no process, no descriptor, no room on the disk
+        except OSError as error:  # no more processes or descriptors are allowed, or the disk is full
             self._control.close()
             raise HostFault(f"the {launch.name} cannot be started: {error}") from error
 
@@ -99,7 +99,7 @@ class HostProcess:
                 stderr=log,
                 env=launch.environment(),
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a Ctrl-C at the terminal is ours to act on
+                start_new_session=True,  # a Ctrl-C at the terminal is for this process alone
             )
 
     def wait_ready(self) -> dict:

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gvpo_trl.environments.appworld.episodes import AppWorldEpisode
 from gvpo_trl.faults import EnvironmentFault, HostFault, SetupError
@@ -13,8 +14,17 @@ THREADS = 2
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
+class _Opening:
+    """An episode that is being opened in advance."""
+
+    task_id: str
+    wanted: bool = True
+    """Whether the latest call of `prefetch` asked for it."""
+
+
 class Places:
-    """At most `count` open episodes. Those who need one go before those that are opened in advance. Thread-safe.
+    """Holds at most `count` open episodes; thread-safe. Callers of `take` go before episodes opened in advance.
 
     Args:
         count: how many episodes may be open at once, the ones that wait to be handed out included.
@@ -28,6 +38,7 @@ class Places:
         self._changed = threading.Condition()
         self._taken = 0
         self._ready: list[AppWorldEpisode] = []
+        self._opening: list[_Opening] = []
         self._wanted: Counter[str] = Counter()  # task -> episodes that are still to be opened in advance
         self._callers = 0  # threads that wait in `take`
         self._threads = 0  # threads that open episodes in advance
@@ -73,12 +84,13 @@ class Places:
                         self._taken += 1
                         return None
                     if self._ready:
-                        self._close_unlocked(self._ready.pop())  # the last one will be asked for last
+                        self._close_unlocked(self._ready.pop())  # this one will be needed last
                     else:
                         self._changed.wait()
                 raise HostFault("the environment is closed")
             finally:
                 self._callers -= 1
+                self._start_threads()
 
     def _close_unlocked(self, episode: AppWorldEpisode) -> None:
         """Close an episode while others may take and free places; the lock is held before and after."""
@@ -110,45 +122,50 @@ class Places:
         """
         unwanted = []
         with self._changed:
-            self._wanted = Counter(task_ids)
+            wanted = Counter(task_ids)
             for episode in list(self._ready):
-                if self._wanted[episode.task_id] > 0 and not episode.lost:
-                    self._wanted[episode.task_id] -= 1
+                if wanted[episode.task_id] > 0 and not episode.lost:
+                    wanted[episode.task_id] -= 1
                 else:
                     self._ready.remove(episode)
                     unwanted.append(episode)
-            self._wanted = +self._wanted
+            for opening in self._opening:
+                opening.wanted = wanted[opening.task_id] > 0
+                wanted[opening.task_id] -= opening.wanted
+            self._wanted = +wanted
             self._start_threads()
         for episode in unwanted:
             episode.close()
 
     def _start_threads(self) -> None:
-        """Start the threads that the wanted episodes need; the lock is held."""
-        missing = 0 if self._closed else min(THREADS, self._wanted.total()) - self._threads
-        for _ in range(missing):
+        """Start threads for the wanted episodes that have room; the lock is held."""
+        room = 0 if self._closed or self._callers else self._count - self._taken
+        for _ in range(min(room, self._wanted.total(), THREADS - self._threads)):
             self._threads += 1
             threading.Thread(target=self._open_in_advance, name="prefetch", daemon=True).start()
 
     def _open_in_advance(self) -> None:
         """Open one wanted episode after the other, until none is wanted or no place is free for it."""
-        while (task_id := self._next_wanted()) is not None:
+        while (opening := self._next_wanted()) is not None:
+            episode = None
             try:
-                episode = self._open(task_id)
+                episode = self._open(opening.task_id)
             except (EnvironmentFault, SetupError) as error:
-                _log.debug("the episode of task %s could not be opened in advance: %s", task_id, error)
-                with self._changed:
-                    self._wanted.clear()
-                continue
+                _log.debug("the episode of task %s could not be opened in advance: %s", opening.task_id, error)
             with self._changed:
-                closed = self._closed
-                if not closed:
+                self._opening.remove(opening)
+                if episode is None:
+                    self._wanted.clear()
+                    continue
+                wanted = opening.wanted and not self._closed
+                if wanted:
                     self._ready.append(episode)
                 self._changed.notify_all()
-            if closed:
+            if not wanted:
                 episode.close()
 
-    def _next_wanted(self) -> str | None:
-        """Take a place for the next wanted episode; its task, or `None` when this thread has no more to do."""
+    def _next_wanted(self) -> _Opening | None:
+        """Take a place for the next wanted episode; `None` when this thread has no more to do."""
         with self._changed:
             self._wanted = +self._wanted
             full = self._taken >= self._count or self._callers > 0
@@ -158,7 +175,8 @@ class Places:
             task_id = next(iter(self._wanted))
             self._wanted[task_id] -= 1
             self._taken += 1
-            return task_id
+            self._opening.append(opening := _Opening(task_id))
+            return opening
 
     def close(self) -> None:
         """Close the episodes that wait to be handed out; from now on `take` raises. Idempotent."""

@@ -1,4 +1,4 @@
-"""What keeps agent code from the answers on this machine: said once, and refused where it is not enough."""
+"""Checks that agent code is kept from the answers on this machine, and reports how well."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -83,7 +83,7 @@ class Protection:
             raise EpisodeFault(f"the interpreter is not restricted as it should be: {'; '.join(leaks)}")
 
     def _check_answers(self, readable: Iterable[str]) -> None:
-        """Raise where an answer can be read. Interpreters cannot try that: they must not know where the data lies."""
+        """Raise where interpreters can read an answer. They cannot try, as they must not know where the data lies."""
         for folder in self._answers if self.enforced else ():
             for path in readable:
                 if folder.resolve().is_relative_to(Path(path).resolve()):

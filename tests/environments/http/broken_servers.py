@@ -1,4 +1,4 @@
-"""HTTP servers that answer as they are told to, to break the protocol of AppWorld's servers."""
+"""HTTP servers with given answers, which may break the protocol of AppWorld's servers."""
 
 import contextlib
 import http.server
@@ -8,7 +8,7 @@ import time
 
 
 class BrokenServer:
-    """An HTTP server whose answers are given; `script` maps a path to (status, body, promised length)."""
+    """An HTTP server whose `script` maps a path to (status, body, announced length) or to a function that answers."""
 
     def __init__(self, script):
         class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""AppWorld's own environment servers on loopback, for tests and for benchmarks/episodes.py."""
+"""Starts AppWorld's own environment servers on loopback, for tests and for benchmarks/episodes.py."""
 
 import contextlib
 import http.client
@@ -25,7 +25,7 @@ READY_TIMEOUT_S = 60.0
 
 
 class HttpServers:
-    """A number of running servers; a context manager. What worlds save lies in a folder of its own, gone at the end.
+    """Running servers, as a context manager. Their worlds save in a folder that is deleted at the end.
 
     Args:
         root: AppWorld's data root; only its `data/` is used.
@@ -85,19 +85,19 @@ class HttpServers:
         raise RuntimeError(f"{self.urls[number]} was not ready after {READY_TIMEOUT_S:g} s: {log[-1500:]}")
 
     def kill(self, number: int) -> None:
-        """End a server at once; on SIGTERM one that runs code takes its time."""
+        """Kill a server; after a SIGTERM it would first finish the code that it runs."""
         self.processes[number].kill()
         self.processes[number].wait()
 
     def restart(self, number: int, wait: bool = True) -> None:
-        """Start a server again, at its address."""
+        """Start a server again at the same address."""
         self.kill(number)
         self.processes[number] = self._start(self._ports[number])
         if wait:
             self.wait_ready(number)
 
     def close(self) -> None:
-        """End all and delete what they saved."""
+        """Kill all servers and delete what they saved."""
         for number in range(len(self.processes)):
             self.kill(number)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Episodes on AppWorld's own environment servers, and the values that their environment refuses."""
+"""Tests of episodes on AppWorld's own servers, and of the values that their environment refuses."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Servers that are busy, hang, die, come back or never were there."""
+"""Tests of servers that are busy, hang, die, come back or never start."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

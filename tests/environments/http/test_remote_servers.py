@@ -1,4 +1,4 @@
-"""Answers that no AppWorld server gives, and answers that do not come."""
+"""Tests of answers that no AppWorld server gives, and of answers that never come."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The verdict on a step, read from a server's text."""
+"""Tests of the verdict on a step, which is read from a server's text."""
 
 import pytest
 

@@ -161,7 +161,7 @@ class RemoteWorld:
         self.drop(clean=self._clean)
 
     def drop(self, clean: bool) -> None:
-        """Free the server without a word to it; idempotent."""
+        """Free the server without asking it anything; idempotent."""
         if self.alive:
             self.alive = False
             self.pool.give_back(self.entry, clean)
