@@ -5,7 +5,7 @@
 Scripted experts with sloppy habits solve tasks in the real AppWorld engine, and a Qwen2 of a million parameters learns
 to imitate their transcripts. The tasks are others than the quickstart's, because they are drawn with another seed. The
 agent meets every word, as a pretrained model has: the held-out words are held out from GVPO's training alone. The
-command takes about half an hour on two cores. Its result is in the repository, so nobody has to run it.
+command takes eight minutes of processor time. Its result is in the repository, so nobody has to run it.
 """
 
 import argparse

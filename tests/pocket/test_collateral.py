@@ -48,12 +48,6 @@ CLEARED = {
     ),
 }
 """How a user whose token is `t` loses what a task's own records are in each app, but for the records asked for."""
-OVERWRITTEN = (
-    "a, b = apis.simple_note.search_notes(access_token=t)\n"
-    'b = apis.simple_note.show_note(note_id=b["note_id"], access_token=t)\n'
-    'apis.simple_note.update_note(note_id=a["note_id"], title=b["title"], content=b["content"], access_token=t)'
-)
-"""A note becomes the copy of the other one, so that its record hash is one that the table had before."""
 
 
 def log_in(root: Path, app: str, person: families.Person, variable: str = "t") -> str:
@@ -79,8 +73,6 @@ def harms(root: Path, family: families.Family, values: families.Values) -> dict[
     for row_app in sorted({row.app for row in family.rows(values)}):
         code = CLEARED[row_app].format(**names)
         found[f"the records of {row_app} deleted"] = log_in(root, row_app, owner) + code
-    if family.name == "note_answer":
-        found["a note overwritten"] = OVERWRITTEN
     found = {label: code if ".login(" in code else log_in(root, app, owner) + code for label, code in found.items()}
     found["another user's record"] = log_in(root, app, other) + RECORD[app].format(**names)
     found["a record of another app"] = log_in(root, unrelated, owner) + RECORD[unrelated].format(**names)
@@ -98,7 +90,7 @@ def plays_of(root: Path, experiment: str) -> list[dict]:
         turns = family.turns(values)
         codes = {label: [*turns[:-1], harm, turns[-1]] for label, harm in harms(root, family, values).items()}
         logins = [position for position, turn in enumerate(turns) if ".login(" in turn]
-        if logins:
+        if logins and not family.answer:
             other = next(item for item in families.PEOPLE if item.first_name not in support.leaves(values))
             swapped = log_in(root, family.apps[-1], other, "token")
             codes["from another user's account"] = [*turns[: logins[-1]], swapped, *turns[logins[-1] + 1 :]]
@@ -131,12 +123,14 @@ class TestAppWorldsOwnEngine:
             if record["label"] in ("a record of another app", "an account of another app deleted"):
                 assert record["after"]["passed"] == record["after"]["total"] - 1, record
 
-    def test_most_families_can_be_solved_from_another_account(self, played):
-        """A control: these attempts run to their end, so the tests of the data are what refuses them."""
+    def test_a_solution_from_another_users_account_earns_nothing(self, played):
         found = [record for record in played if record["label"] == "from another user's account"]
+        assert len(found) == sum(family.answer is None for family in families.FAMILIES.values())
+        for record in found:
+            assert record["after"]["passed"] == 0, record
+        # A control: most of these attempts run to their end, so it is the tests of the data that refuse them.
         whole = [r for r in found if not any(text.startswith("Execution failed") for text in r["texts"])]
-        names = {"note_create", "alarm_set", "venmo_pay", "note_request", "song_keep", "playlist_make", "mail_send"}
-        assert names <= {record["family"] for record in whole}
+        assert len(whole) >= 10
 
 
 @pytest.mark.parametrize("name", ["note_answer", "note_create", "venmo_pay", "song_keep"])

@@ -167,9 +167,10 @@ import json
 import re
 
 
-def only(records):
-    """Return the record of a list of one, and None for any other list."""
-    return records[0] if len(records) == 1 else None
+def only(records, **fields):
+    """Return the one record with these values, and None when there are none or several."""
+    found = [record for record in records if all(getattr(record, name) == fields[name] for name in fields)]
+    return found[0] if len(found) == 1 else None
 
 
 def answer_words(models):

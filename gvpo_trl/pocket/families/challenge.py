@@ -65,7 +65,7 @@ FILE_WRITE = Family(
         Slip(DONE, "nothing done"),
     ],
     effects=_new_file,
-    changes='file = only(models.changed_records("file_system.File")[0])',
+    changes='file = only(models.changed_records("file_system.File")[0], user_id=main_user.id)',
     checks=(
         equal("One file was made, with the wanted name.", 'file.path.split("/")[-1]', 'public_data["file"] + ".txt"'),
         equal("The new file has the wanted content.", "file.content", 'public_data["content"]'),
@@ -126,7 +126,7 @@ CART_ADD = Family(
     ],
     facts=lambda values: {"product_id": WORDS.index(values["product"]) + 1},
     effects=lambda values: [added("amazon.CartEntry", user_id=person(values["supervisor"]).id)],
-    changes='entry = only(models.changed_records("amazon.CartEntry")[0])',
+    changes='entry = only(models.changed_records("amazon.CartEntry")[0], user_id=main_user.id)',
     checks=(
         equal("One product is in the cart, the wanted one.", "entry.product_id", 'private_data["product_id"]'),
         equal("The cart holds the wanted quantity.", "entry.quantity", 'public_data["quantity"]'),
@@ -195,8 +195,9 @@ GROUP_MAKE = Family(
     facts=lambda values: {"member_id": person(values["member"]).id},
     effects=_new_group,
     changes=(
-        'group = only(models.changed_records("splitwise.Group")[0])\n'
-        'members = sorted(r.user_id for r in models.changed_records("splitwise.GroupMember")[0])'
+        'group = only(models.changed_records("splitwise.Group")[0], user_id=main_user.id)\n'
+        'added = models.changed_records("splitwise.GroupMember")[0]\n'
+        "members = [r.user_id for r in added if group is not None and r.group_id == group.id]"
     ),
     checks=(
         equal("One group was made, with the wanted name.", "group.name", 'public_data["group"]'),

@@ -68,7 +68,7 @@ MAIL_SEND = Family(
     ],
     facts=lambda values: {"receiver_id": person(values["receiver"]).id},
     effects=_new_email,
-    changes='email = only(models.changed_records("gmail.Email")[0])',
+    changes='email = only(models.changed_records("gmail.Email")[0], sender_id=main_user.id)',
     checks=(
         equal("One email went to the right person.", "email.recipient_ids", '[private_data["receiver_id"]]'),
         equal("The email has the wanted subject.", "email.subject", 'public_data["subject"]'),

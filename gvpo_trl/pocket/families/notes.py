@@ -145,7 +145,7 @@ NOTE_CREATE = Family(
         Slip(DONE, "nothing done"),
     ],
     effects=lambda values: [new_note(values)],
-    changes='note = only(models.changed_records("simple_note.Note")[0])',
+    changes='note = only(models.changed_records("simple_note.Note")[0], user_id=main_user.id)',
     checks=(
         equal("One note was added, with the wanted title.", "note.title", 'public_data["title"]'),
         equal("The new note has the wanted content.", "note.content", 'public_data["content"]'),
@@ -209,7 +209,7 @@ TEXT_NOTE = Family(
         Slip(DONE, "nothing done"),
     ],
     effects=lambda values: [new_note(values)],
-    changes='note = only(models.changed_records("simple_note.Note")[0])',
+    changes='note = only(models.changed_records("simple_note.Note")[0], user_id=main_user.id)',
     checks=(
         equal("One note was added, with the wanted title.", "note.title", 'public_data["title"]'),
         equal("The new note holds the text message.", "note.content", 'public_data["message"]'),

@@ -55,7 +55,7 @@ ALARM_SET = Family(
         Slip(DONE, "nothing done"),
     ],
     effects=lambda values: [added("phone.Alarm", user_id=person(values["supervisor"]).id)],
-    changes='alarm = only(models.changed_records("phone.Alarm")[0])',
+    changes='alarm = only(models.changed_records("phone.Alarm")[0], user_id=main_user.id)',
     checks=(
         equal("One alarm was added, at the wanted time.", "alarm.time", 'public_data["time"]'),
         equal("The alarm has the wanted label.", "alarm.label", 'public_data["label"]'),
@@ -141,7 +141,7 @@ TEXT_PERSON = Family(
     ],
     facts=lambda values: {"receiver_id": person(values["receiver"]).id},
     effects=_new_text,
-    changes='message = only(models.changed_records("phone.GlobalTextMessage")[0])',
+    changes='message = only(models.changed_records("phone.GlobalTextMessage")[0], sender_id=main_user.id)',
     checks=(
         equal("One text message went to the right person.", "message.receiver_id", 'private_data["receiver_id"]'),
         equal("The text message says what was asked.", "message.message", 'public_data["message"]'),

@@ -195,7 +195,7 @@ PLAYLIST_MAKE = Family(
         *[added("spotify.PlaylistSong")] * 2,
     ],
     changes=(
-        'playlist = only(models.changed_records("spotify.Playlist")[0])\n'
+        'playlist = only(models.changed_records("spotify.Playlist")[0], user_id=main_user.id)\n'
         'added = models.changed_records("spotify.PlaylistSong")[0]\n'
         "songs = [r.song_id for r in added if playlist is not None and r.playlist_id == playlist.id]"
     ),

@@ -89,7 +89,7 @@ VENMO_PAY = Family(
     ],
     facts=lambda values: {"receiver_id": person(values["receiver"]).id},
     effects=lambda values: _new_payment(values["supervisor"], values["receiver"]),
-    changes='payment = only(models.changed_records("venmo.Transaction")[0])',
+    changes='payment = only(models.changed_records("venmo.Transaction")[0], sender_id=main_user.id)',
     checks=(
         equal("One payment went to the right person.", "payment.receiver_id", 'private_data["receiver_id"]'),
         equal("The payment is as high as asked.", "payment.amount", 'public_data["amount"]'),
@@ -250,7 +250,7 @@ NOTE_REQUEST = Family(
         ),
         added("venmo.Notification", user_id=person(values["debtor"]).id),
     ],
-    changes='request = only(models.changed_records("venmo.PaymentRequest")[0])',
+    changes='request = only(models.changed_records("venmo.PaymentRequest")[0], sender_id=main_user.id)',
     checks=(
         equal(
             "One payment request went to the person in the note.", "request.receiver_id", 'private_data["debtor_id"]'
