@@ -146,17 +146,19 @@ def _opening(line: str) -> _Fence | None:
         return None
     character = line[end - 1]
     before, info = line[:end].rstrip(character), line[end:]
-    words = info.split(maxsplit=1)
-    label = _LABEL.match(words[0].lstrip("{."))[0].lower() or "?" if words else ""
-    is_one_word = len(words) == 1 and not info[0].isspace()
     behind_text = bool(before.strip())
-    if character == "`" and "`" in info:  # inline code
-        return None
-    if behind_text and (character * 3 in before or not (label in _PYTHON or is_one_word)):
-        return None
-    if label and label not in _PYTHON and info[0].isspace() and len(words) > 1:  # a sentence that begins with a fence
-        return None
-    return _Fence(line[len(before) : end], label, len(before), 0 if behind_text else len(before), behind_text)
+    fence = _Fence(line[len(before) : end], _label(info), len(before), 0 if behind_text else len(before), behind_text)
+    has_words = len(info.split(maxsplit=1)) > 1
+    is_sentence = has_words and not fence.is_python and (behind_text or info[0].isspace())
+    is_inline = (character == "`" and "`" in info) or (behind_text and character * 3 in before)
+    is_stray = behind_text and (not fence.label or info.rstrip().endswith((".", ",", ";", "!", "?")))
+    return None if is_sentence or is_inline or is_stray else fence
+
+
+def _label(info: str) -> str:
+    """Return the first word behind a fence in lower case, `"?"` for other signs and `""` for nothing."""
+    words = info.split(maxsplit=1)
+    return _LABEL.match(words[0].lstrip("{."))[0].lower() or "?" if words else ""
 
 
 def _code_length(line: str, fence: _Fence) -> int | None:
@@ -259,8 +261,4 @@ def _dedented(body: str, fence: _Fence) -> str:
     lines = body.replace("\r\n", "\n").split("\n")
     first = next(line for line in lines if line.strip())
     indent = len(first) - len(first.lstrip(" \t")) if fence.behind_text else fence.indent
-    return (
-        "\n".join(line[min(indent, len(line) - len(line.lstrip(" \t"))) :] for line in lines)
-        if indent
-        else "\n".join(lines)
-    )
+    return "\n".join(line[min(indent, len(line) - len(line.lstrip(" \t"))) :] for line in lines)

@@ -54,6 +54,8 @@ TABLE = {
     "four backticks behind text": ("Code: ````PYTHON3\nx = 1\n````", "x = 1"),
     "a fence in a list": ("- ```python\n  if x:\n      y()\n  ```", "if x:\n    y()"),
     "a sentence about fences": ("I write ```python fences.\n```python\nx = 1\n```", "x = 1"),
+    "a sentence that ends with a label": ("I use ```python.\nThat is all.", None),
+    "a sentence about a fence": ("Put ```these around code:\n```python\nx = 1\n```", "x = 1"),
     "a sentence that begins with a fence": ("``` is a fence.\n```python\nx = 1\n```", "x = 1"),
     "a stray closing fence": ("```python\nx = 1\n```\n```\nDone", "x = 1"),
     "a stray fence before the code": ("```\n```python\nx = 1\n```", "x = 1"),
