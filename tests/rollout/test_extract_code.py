@@ -1,4 +1,4 @@
-"""Which characters of a turn are its code, and which of its tokens."""
+"""`extract_code` finds the code in a turn, and `Chat.token_spans` the tokens that hold it."""
 
 import pytest
 from hypothesis import given, settings
@@ -56,6 +56,9 @@ TABLE = {
     "a sentence about fences": ("I write ```python fences.\n```python\nx = 1\n```", "x = 1"),
     "a sentence that ends with a label": ("I use ```python.\nThat is all.", None),
     "a sentence about a fence": ("Put ```these around code:\n```python\nx = 1\n```", "x = 1"),
+    "a block that is not closed before the next": ("```python\nx = 1\n```python\ny = 2\n```", "x = 1\ny = 2"),
+    "a label in a block of another language": ("```md\n```python\nbad()\n```\nx", None),
+    "a labelled block in a bare one": ("`````\n```python\nx = 1\n```\n`````", "x = 1"),
     "a sentence that begins with a fence": ("``` is a fence.\n```python\nx = 1\n```", "x = 1"),
     "a stray closing fence": ("```python\nx = 1\n```\n```\nDone", "x = 1"),
     "a stray fence before the code": ("```\n```python\nx = 1\n```", "x = 1"),

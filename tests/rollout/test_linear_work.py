@@ -85,7 +85,7 @@ def test_extracting_code_takes_linear_work_for_any_repeated_text(parts, start):
 
 
 class Work:
-    """A chat over a tokenizer that counts, and what it counted in one call."""
+    """Counts the characters, ids and calls with which a chat uses its tokenizer."""
 
     def __init__(self, tokenizer):
         self.tokenizer = CountingTokenizer(tokenizer)
