@@ -1,5 +1,13 @@
 """`extract_code` finds the code in a turn, and `Chat.token_spans` the tokens that hold it."""
 
+import argparse
+import difflib
+import inspect
+import io
+import textwrap
+import tokenize
+import typing
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,6 +142,19 @@ def test_the_first_block_alone(text, code):
 )
 def test_whether_a_block_is_closed(text, closed):
     assert extract_code(text).closed is closed
+
+
+@pytest.mark.parametrize("module", [argparse, difflib, textwrap, typing], ids=lambda module: module.__name__)
+def test_a_module_with_fences_in_its_docstrings_is_one_block(module):
+    source = inspect.getsource(module).rstrip("\n")
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    docstrings = [token.start[0] for token in tokens if token.type == tokenize.STRING and "\n" in token.string]
+    lines = source.split("\n")
+    for line in reversed(docstrings):
+        lines.insert(line, "```")
+    code = extract_code("\n".join(["Here it is:", "```python", *lines, "```", "Don't run this:", "```", "5", "```"]))
+    assert (code.source, code.closed) == ("\n".join(lines), True)
+    assert len(docstrings) > 10
 
 
 PLAIN = ["x = 1", "", "  y", "'''", '"""', "s = 'a", "# it's", "\\", "prose and more", "z\r"]
