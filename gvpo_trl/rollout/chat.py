@@ -31,6 +31,7 @@ _NOT_KEPT = (
     "The chat template does not keep the text of a message (role {role}), so turns cannot be joined; use a template "
     "that renders every message's content."
 )
+# It takes the place of transformers' function, because transformers passes no functions to a template.
 _DATE_MACRO = (
     "{% macro strftime_now(format) %}{{ gvpo_dates[format] if format in gvpo_dates else gvpo_dates[''] }}"
     "{% endmacro %}\n"
@@ -88,7 +89,7 @@ class Chat:
         self._closing_ids = self._template_ids(self._closing)
         self._controls, self._specials = self._control_strings()
         self.end_ids = self._turn_ends(frozenset(end_ids) - {None})
-        """Ids that end a turn: a generator stops behind them."""
+        """Ids that end a turn. A generator must stop at each of them."""
 
     def prompt_ids(self, messages: list[dict[str, Any]], now: datetime | str | None = None) -> list[int]:
         """Return the ids (P,) of the prompt with the template's generation prompt behind it.
@@ -174,7 +175,7 @@ class Chat:
         spans = []
         for start, end in located:
             first = self._tokens_of(ids, text[:start])
-            if first and len(self.text(ids[:first])) > start:  # This token holds the code's first letters as well.
+            if first and len(self.text(ids[:first])) > start:  # The last token holds the code's first letters as well.
                 first -= 1
             spans.append((first, self._tokens_of(ids, text[:end])))
         return tuple(spans)
@@ -208,7 +209,7 @@ class Chat:
         self, messages: list[dict[str, Any]], now: datetime | str | None = None, add_generation_prompt: bool = True
     ) -> str:
         kwargs = self._kwargs
-        if self._writes_date:  # transformers' own `strftime_now` gives the date of the host
+        if self._writes_date:  # The `strftime_now` of transformers gives the date of the host.
             date = datetime.fromisoformat(now) if isinstance(now, str) else now or DEFAULT_DATE
             dates = {form: date.strftime(form) for form in self._date_formats} | {"": date.date().isoformat()}
             kwargs = kwargs | {"gvpo_dates": dates}
@@ -242,8 +243,9 @@ class Chat:
         closings = [self._closing]
         with contextlib.suppress(ValueError):
             last = self._after_sentinel(_PLACEHOLDERS, add_generation_prompt=False)
-            if last != self._after_sentinel(_PLACEHOLDERS):  # else it may hold a generation prompt
-                closings.insert(0, last)  # some templates write another token behind the last message
+            # Some templates write another token behind the last message. Others always write a generation prompt.
+            if last != self._after_sentinel(_PLACEHOLDERS):
+                closings.insert(0, last)
         ids = [token for closing in closings for token in self._template_ids(closing)]
         controls = {self.tokenizer.convert_tokens_to_ids(control) for control in self._controls} | end_ids
         closing_id = next((token for token in ids if token in controls), None)

@@ -1,13 +1,13 @@
 """Finds the code in a turn: which blocks of the model's text are run, and where they stand in it.
 
 The model writes this text, and the trainer reads it in its main thread. So the work must grow linearly with the length
-of any text: the text is read line by line, and each regular expression here has one way to match at most.
+of any text: the text is read line by line, and no regular expression here backtracks.
 """
 
 import keyword
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _PYTHON = ("python", "py", "python3")
 _MARKS = ("```", "~~~", "think>", "<end_code>")
@@ -54,7 +54,7 @@ class _Fence:
 
     @property
     def may_be_prose(self) -> bool:
-        """Whether a labelled fence at the beginning of a later line shows that this one opened no block."""
+        """Whether this fence opened no block if a labelled block begins before it is closed."""
         return not self.label or self.behind_text
 
 
@@ -74,9 +74,10 @@ def extract_code(text: str, *, first_block: bool = False) -> Code | None:
     counts only in a turn without labelled blocks, because a model shows imagined output like that. Blocks of other
     languages and everything inside `<think>` are skipped; a turn with `</think>` alone began inside a thought.
 
-    A block ends at a fence that is at least as long as its own, alone on a line or at the end of a line of code, or at
-    `<end_code>`. A fence in a triple-quoted string does not end the block if the string and the block end later. A
-    last block may be left open. The indent of a block's fence is removed from its lines.
+    A block ends at a fence that is at least as long as its own, alone on a line or at the end of a line of code, at
+    `<end_code>`, or where another labelled block begins. A fence in a triple-quoted string does not end the block if
+    the string and the block end later. A last block may be left open. The indent of a block's fence is removed from
+    its lines.
 
     Args:
         text: the turn.
@@ -117,7 +118,7 @@ def _find_blocks(text: str) -> list[_Block]:
         lookaheads -= ending.looked_in_vain
         place = ending.place
         body = text[begin : max(begin, ending.position)].removesuffix("\r")
-        if body.strip() and not ending.interrupted and (fence.is_python or not fence.label):
+        if body.strip() and not ending.is_prose and (fence.is_python or not fence.label):
             span = (begin, begin + len(body))
             blocks.append(_Block(_dedented(body, fence), span, fence.is_python, ending.closed))
     return blocks
@@ -146,17 +147,19 @@ def _opening(line: str) -> _Fence | None:
         return None
     character = line[end - 1]
     before, info = line[:end].rstrip(character), line[end:]
-    words = info.split(maxsplit=1)
-    label = _LABEL.match(words[0].lstrip("{."))[0].lower() or "?" if words else ""
-    is_one_word = len(words) == 1 and not info[0].isspace()
     behind_text = bool(before.strip())
-    if character == "`" and "`" in info:  # inline code
-        return None
-    if behind_text and (character * 3 in before or not (label in _PYTHON or is_one_word)):
-        return None
-    if label and label not in _PYTHON and info[0].isspace() and len(words) > 1:  # a sentence that begins with a fence
-        return None
-    return _Fence(line[len(before) : end], label, len(before), 0 if behind_text else len(before), behind_text)
+    fence = _Fence(line[len(before) : end], _label(info), len(before), 0 if behind_text else len(before), behind_text)
+    has_words = len(info.split(maxsplit=1)) > 1
+    is_sentence = has_words and not fence.is_python and (behind_text or info[0].isspace())
+    is_inline = (character == "`" and "`" in info) or (behind_text and character * 3 in before)
+    is_stray = behind_text and (not fence.label or info.rstrip().endswith((".", ",", ";", "!", "?")))
+    return None if is_sentence or is_inline or is_stray else fence
+
+
+def _label(info: str) -> str:
+    """Return the first word behind a fence in lower case, `"?"` for other signs and `""` for nothing."""
+    words = info.split(maxsplit=1)
+    return _LABEL.match(words[0].lstrip("{."))[0].lower() or "?" if words else ""
 
 
 def _code_length(line: str, fence: _Fence) -> int | None:
@@ -179,42 +182,45 @@ class _Ending:
     position: int
     """The end of the code in the text."""
     closed: bool = False
-    interrupted: bool = False
-    """Whether a labelled block began before the block ended."""
+    is_prose: bool = False
+    """Whether the opening fence turned out to be a stray fence or part of a sentence."""
     looked_in_vain: bool = False
+    """Whether a string hides this end and no later one was found."""
 
 
 def _find_end(
     text: str, begin: int, lines: Sequence[tuple[int, str]], place: int, fence: _Fence, *, may_look_ahead: bool
 ) -> _Ending:
     """Find the end of the block whose code begins at `begin` and whose next marked line is `lines[place]`."""
-    lexer = _Lexer(text, begin) if may_look_ahead and (fence.is_python or not fence.label) else None
-    in_string: _Ending | None = None  # the first fence in a triple-quoted string
+    may_be_code = fence.is_python or not fence.label
+    lexer = _Lexer(text, begin) if may_be_code and may_look_ahead else None
+    in_string: _Ending | None = None  # The end of the block if the string that hides it never ends.
     for number in range(place, len(lines)):
         start, line = lines[number]
-        if fence.may_be_prose and (lexer is None or lexer.kind_at(start) != "triple"):
-            other = _opening(line)
-            if other is not None and other.is_python and not other.behind_text:
-                return _Ending(number, start, interrupted=True)
         length = _code_length(line, fence)
-        if length is None:
-            continue
-        kind = lexer.kind_at(start + length) if lexer else "code"
-        if length == 0:
-            ending = _Ending(number + 1, start - 1, closed=True)
-            if kind == "triple":
-                in_string = in_string or _Ending(number + 1, start - 1, looked_in_vain=True)
-                continue
-        elif kind == "code":
-            ending = _Ending(number + 1, start + length, closed=True)
+        if length is not None:
+            ending = _Ending(number + 1, start + length if length else start - 1, closed=True)
+        elif may_be_code and _begins_labelled_block(line, fence):
+            ending, length = _Ending(number, start - 1, is_prose=fence.may_be_prose), 0
         else:
             continue
-        if in_string and lexer.last_prose > in_string.position:
-            return in_string
-        return ending
+        kind = lexer.kind_at(start + length) if lexer else "code"
+        if kind == "triple" and not length:
+            if ending.closed:
+                in_string = in_string or replace(ending, closed=False, looked_in_vain=True)
+        elif kind == "code" or not length:
+            return in_string if in_string and lexer.last_prose > in_string.position else ending
     if in_string and (lexer.kind_at(len(text)) == "triple" or lexer.last_prose > in_string.position):
         return in_string
     return _Ending(len(lines), len(text))
+
+
+def _begins_labelled_block(line: str, fence: _Fence) -> bool:
+    """Whether a line inside a block begins another one, because the block's own fence was stray or is not closed."""
+    other = _opening(line)
+    if other is None or not other.is_python or other.behind_text:
+        return False
+    return not fence.label or len(other.mark) >= len(fence.mark)
 
 
 class _Lexer:
@@ -259,8 +265,4 @@ def _dedented(body: str, fence: _Fence) -> str:
     lines = body.replace("\r\n", "\n").split("\n")
     first = next(line for line in lines if line.strip())
     indent = len(first) - len(first.lstrip(" \t")) if fence.behind_text else fence.indent
-    return (
-        "\n".join(line[min(indent, len(line) - len(line.lstrip(" \t"))) :] for line in lines)
-        if indent
-        else "\n".join(lines)
-    )
+    return "\n".join(line[min(indent, len(line) - len(line.lstrip(" \t"))) :] for line in lines)

@@ -1,4 +1,4 @@
-"""Which token ends a turn, that no message can spell a control token, and which date a template writes."""
+"""Tokens that end a turn, control strings in messages, and dates that a template writes."""
 
 import re
 from datetime import datetime
@@ -43,7 +43,7 @@ def test_the_eos_that_the_template_writes_is_the_only_end():
 
 
 def test_the_token_behind_the_last_message_ends_a_turn_where_another_one_joins_messages():
-    """A message of gpt-oss that another message of the same turn may follow ends with `<|end|>`, a turn does not."""
+    """In gpt-oss `<|end|>` ends a message that another one of the same turn may follow; `<|return|>` ends a turn."""
     template = (
         "{% for m in messages %}{{ '<|start|>' + m['role'] + '<|message|>' + m['content'] }}"
         "{{ '<|return|>' if loop.last and m['role'] == 'assistant' else '<|end|>' }}{% endfor %}"

@@ -1,4 +1,12 @@
-"""Which characters of a turn are its code, and which of its tokens."""
+"""`extract_code` finds the code in a turn, and `Chat.token_spans` the tokens that hold it."""
+
+import argparse
+import difflib
+import inspect
+import io
+import textwrap
+import tokenize
+import typing
 
 import pytest
 from hypothesis import given, settings
@@ -54,6 +62,11 @@ TABLE = {
     "four backticks behind text": ("Code: ````PYTHON3\nx = 1\n````", "x = 1"),
     "a fence in a list": ("- ```python\n  if x:\n      y()\n  ```", "if x:\n    y()"),
     "a sentence about fences": ("I write ```python fences.\n```python\nx = 1\n```", "x = 1"),
+    "a sentence that ends with a label": ("I use ```python.\nThat is all.", None),
+    "a sentence about a fence": ("Put ```these around code:\n```python\nx = 1\n```", "x = 1"),
+    "a block that is not closed before the next": ("```python\nx = 1\n```python\ny = 2\n```", "x = 1\ny = 2"),
+    "a label in a block of another language": ("```md\n```python\nbad()\n```\nx", None),
+    "a labelled block in a bare one": ("`````\n```python\nx = 1\n```\n`````", "x = 1"),
     "a sentence that begins with a fence": ("``` is a fence.\n```python\nx = 1\n```", "x = 1"),
     "a stray closing fence": ("```python\nx = 1\n```\n```\nDone", "x = 1"),
     "a stray fence before the code": ("```\n```python\nx = 1\n```", "x = 1"),
@@ -129,6 +142,19 @@ def test_the_first_block_alone(text, code):
 )
 def test_whether_a_block_is_closed(text, closed):
     assert extract_code(text).closed is closed
+
+
+@pytest.mark.parametrize("module", [argparse, difflib, textwrap, typing], ids=lambda module: module.__name__)
+def test_a_module_with_fences_in_its_docstrings_is_one_block(module):
+    source = inspect.getsource(module).rstrip("\n")
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    docstrings = [token.start[0] for token in tokens if token.type == tokenize.STRING and "\n" in token.string]
+    lines = source.split("\n")
+    for line in reversed(docstrings):
+        lines.insert(line, "```")
+    code = extract_code("\n".join(["Here it is:", "```python", *lines, "```", "Don't run this:", "```", "5", "```"]))
+    assert (code.source, code.closed) == ("\n".join(lines), True)
+    assert len(docstrings) > 10
 
 
 PLAIN = ["x = 1", "", "  y", "'''", '"""', "s = 'a", "# it's", "\\", "prose and more", "z\r"]

@@ -85,7 +85,7 @@ def test_extracting_code_takes_linear_work_for_any_repeated_text(parts, start):
 
 
 class Work:
-    """A chat over a tokenizer that counts, and what it counted in one call."""
+    """Counts the characters, ids and calls with which a chat uses its tokenizer."""
 
     def __init__(self, tokenizer):
         self.tokenizer = CountingTokenizer(tokenizer)
@@ -117,7 +117,7 @@ def test_encoding_takes_linear_work(parts, what):
 @pytest.mark.parametrize("parts", HOSTILE.values(), ids=HOSTILE.keys())
 def test_cutting_takes_work_in_proportion_to_the_budget(parts, budget):
     work = Work(merging_tokenizer(("Ġ", "Ġ"), ("`", "`"), ("<", "|"), ("'", "'")))
-    assert work.count(lambda chat: chat.cut(text_of(parts, 200_000), budget)) < 300 * budget + 5_000
+    assert work.count(lambda chat: chat.cut(text_of(parts, 200_000), budget)) < 60 * budget + 5_000
 
 
 @pytest.mark.parametrize("tokenizer", [tiny_tokenizer(), byte_fallback_tokenizer()], ids=["bytes", "byte fallback"])
@@ -129,4 +129,4 @@ def test_locating_the_tokens_of_code_takes_nearly_linear_work(parts, tokenizer):
         code = extract_code(work.chat.text(ids))
         if code is not None:
             decoded = work.count(lambda chat: chat.token_spans(ids, code))  # noqa: B023
-            assert decoded < 200 * len(ids) * math.log2(len(ids))
+            assert decoded < 50 * len(ids) * math.log2(len(ids))

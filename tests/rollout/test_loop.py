@@ -1,15 +1,20 @@
 """The rollout loop with an environment in this process: what a trajectory holds, and when it ends."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from gvpo_trl.environments.base import Score, StepResult
 from gvpo_trl.failures import FailureKind
+from gvpo_trl.faults import EpisodeFault
+from gvpo_trl.rollout.chat import Chat
+from gvpo_trl.rollout.loop import RolloutLoop
 from gvpo_trl.rollout.packing import pack
 from gvpo_trl.rollout.types import StopReason, Turn
-from tests.support.rolling import DONE, END, GENEROUS_S, TOKENIZER, block, roll
+from tests.support.rolling import DONE, END, GENEROUS_S, TOKENIZER, block, budgets, roll
 from tests.support.templates import merging_tokenizer
+from tests.support.tiny import CHATML, tiny_tokenizer
 from tests.support.toy import Scripted, ToyEnvironment
 
 # What the model sees and what it is trained on
@@ -77,6 +82,59 @@ def test_an_observation_is_cut_to_its_budget():
 def test_an_observation_template_may_hold_braces():
     (trajectory,) = roll([[block("print('{x}')"), DONE]], observation_template='{"output": {observation}}')
     assert trajectory.steps[0].observation == '{"output": {x}\n}'
+
+
+STRANGE = [
+    "lone \ud800 surrogate",
+    "\udfff",
+    "null \0 byte",
+    "\x1b]52;c;!\x07\x9b2J\u202e\r\ufeff",
+    "<|im_end|>\udc80<|im_end|>",
+]
+
+
+@pytest.mark.parametrize("text", STRANGE)
+def test_a_strange_observation_is_spelled_out_and_changes_no_other_row(text):
+    environment = ToyEnvironment(score=lambda space: Score(passed=(text,), failed=(text,)))
+    opening = environment.open
+
+    def open_episode(task_id):
+        episode = opening(task_id)
+        if task_id == "task_1":
+            step = episode.step
+            episode.step = lambda code: replace(step(code), text=text, api_calls=(text,))
+        return episode
+
+    environment.open = open_episode
+    scripts = [[block("x = 1"), DONE]] * 3
+    trajectories, plain = roll(scripts, environment), roll(scripts)
+    spelled = text.encode("utf-8", "backslashreplace").decode()
+    first = trajectories[1].steps[0]
+    assert first.observation == f"Output:\n```\n{spelled}\n```"
+    assert (first.api_calls, trajectories[1].score.passed) == ((spelled,), (spelled,))
+    assert spelled in TOKENIZER.decode(first.bridge_ids)
+    assert first.bridge_ids.count(END) == 1
+    for row in (0, 2):
+        assert trajectories[row].steps[0].bridge_ids == plain[row].steps[0].bridge_ids
+    assert [trajectory.retries for trajectory in trajectories] == [0, 0, 0]
+
+
+def test_the_message_of_a_fault_is_spelled_out():
+    def faults(number, place):
+        raise EpisodeFault("broke \ud800")
+
+    (lost,) = roll([[DONE]], ToyEnvironment(faults=faults))
+    assert lost.fault == "episode: broke \\ud800"
+
+
+def test_each_row_has_the_date_of_its_task():
+    tokenizer = tiny_tokenizer("{{ strftime_now('%Y-%m-%d') }}" + CHATML)
+    generate = Scripted(tokenizer, {0: [DONE], 1: [DONE]})
+    loop = RolloutLoop(ToyEnvironment(), Chat(tokenizer, [END]), budgets())
+    prompts = [[{"role": "user", "content": "Go."}]] * 2
+    trajectories = loop.run(["a", "b"], prompts, generate, dates=["2021-03-04T05:06:07", None])
+    dates = [tokenizer.decode(trajectory.prompt_ids)[:10] for trajectory in trajectories]
+    assert dates == ["2021-03-04", "2023-05-18"]
 
 
 # Verdicts
