@@ -34,6 +34,8 @@ class StepResult:
     """Whether the episode cannot take another step: its interpreter is gone by the agent's own doing."""
     api_calls: tuple[str, ...] = ()
     """`app.api` of each call that the step made, in order."""
+    api_errors: tuple[str, ...] = ()
+    """`app.api` of each call that answered with an error status, in order."""
     seconds: float = 0.0
     """Wall time of the step as the trainer's process saw it."""
 

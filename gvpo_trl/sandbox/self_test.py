@@ -1,6 +1,7 @@
 """Tests a restriction from inside: the restricted process makes attempts, each of which the kernel must refuse."""
 
 import ctypes
+import fcntl
 import os
 import resource
 import socket
@@ -13,17 +14,18 @@ MAX_DESCRIPTORS = 64
 _PTRACE_SEIZE = 0x4206
 
 
-def self_test(canary: str, layers: Iterable[str], kept_fds: Iterable[int]) -> list[str]:
+def self_test(canary: str, layers: Iterable[str], kept_fds: Iterable[int], files: bool = True) -> list[str]:
     """Make every attempt in a restricted process; one line for each that was not refused.
 
     Args:
         canary: a file that the process must not be able to read.
         layers: what `restrict` returned; an attempt that none of these layers could refuse is not made.
         kept_fds: the descriptors that `restrict` was told to keep.
+        files: whether `restrict` was told to leave any file readable.
     """
     in_force = {layer.partition("-")[0] for layer in layers}
     findings = [f"descriptor {fd} is open" for fd in range(4 * MAX_DESCRIPTORS) if fd not in kept_fds and _is_open(fd)]
-    for what, shut_by, attempt in attempts(canary, os.getppid()):
+    for what, shut_by, attempt in attempts(canary, os.getppid(), files):
         if not in_force.isdisjoint(shut_by):
             try:
                 attempt()
@@ -36,14 +38,17 @@ def self_test(canary: str, layers: Iterable[str], kept_fds: Iterable[int]) -> li
     return findings
 
 
-def attempts(canary: str, parent: int) -> list[tuple[str, set[str], Callable[[], object]]]:
+def attempts(canary: str, parent: int, files: bool = True) -> list[tuple[str, set[str], Callable[[], object]]]:
     """Each attempt: its name, the layers of which one is enough to refuse it, how to make it."""
-    folder, files, calls, either = os.path.dirname(canary), {"landlock"}, {"seccomp"}, {"landlock", "seccomp"}
+    folder, calls, either = os.path.dirname(canary), {"seccomp"}, {"landlock", "seccomp"}
+    reading = {"landlock"} if files else either
+    look_up = [] if files else [(f"look up {canary}", calls, lambda: _look_up(canary))]
     return [
-        (f"read {canary}", files, lambda: _read(canary)),
-        (f"list {folder}", files, lambda: os.listdir(folder)),
-        ("read the parent's environment", files, lambda: _read(f"/proc/{parent}/environ")),
-        ("reopen descriptors", files, lambda: os.listdir("/proc/self/fd")),
+        *look_up,
+        (f"read {canary}", reading, lambda: _read(canary)),
+        (f"list {folder}", reading, lambda: os.listdir(folder)),
+        ("read the parent's environment", reading, lambda: _read(f"/proc/{parent}/environ")),
+        ("reopen descriptors", reading, lambda: os.listdir("/proc/self/fd")),
         ("write in the current folder", either, lambda: _write(".")),
         ("write in /tmp", either, lambda: _write("/tmp")),
         (f"write in {folder}", either, lambda: _write(folder)),
@@ -59,7 +64,7 @@ def attempts(canary: str, parent: int) -> list[tuple[str, set[str], Callable[[],
 
 def _is_open(fd: int) -> bool:
     try:
-        os.fstat(fd)
+        fcntl.fcntl(fd, fcntl.F_GETFD)
     except OSError:
         return False
     return True
@@ -68,6 +73,13 @@ def _is_open(fd: int) -> bool:
 def _read(path: str) -> None:
     with open(path, "rb") as file:
         file.read(1)
+
+
+def _look_up(path: str) -> None:
+    try:
+        os.stat(path)
+    except FileNotFoundError as error:  # the canary exists, so the kernel has hidden it
+        raise PermissionError(str(error)) from error
 
 
 def _write(folder: str) -> None:
