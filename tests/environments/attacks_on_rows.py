@@ -90,6 +90,7 @@ MESSAGES = {
 }
 """Messages to the world that no call makes. The control is a world that expects none of them."""
 UNEXPECTED = {
+    "names without end": "for _ in range(5):\n    ask('a' * 14_000_000, 'b', {'self': 1})",
     "half a message": "put(pipes[1], b'\\0\\0')",
     "a length beyond the limit": "put(pipes[1], b'\\xff' * 4)",
     "nests of every depth": (
@@ -126,7 +127,7 @@ FLOODS = {
                 "while clock.clock_gettime(clock.CLOCK_MONOTONIC) < end:\n"
                 "    put(pipes[1], slow)\n    take_frame(pipes[1])"
             ]
-            * 4,
+            * 6,
         ),
         Sign.LOST,
     ),
@@ -136,7 +137,6 @@ FLOODS = {
         "take_frame(pipes[1])\nprint('WORKED')",
         Sign.SAID,
     ),
-    "names without end": ("for _ in range(5):\n    ask('a' * 14_000_000, 'b', {'self': 1})", Sign.LOST),
     "an argument without end": (
         "ask('simple_note', 'create_note', {'title': 'x', 'content': 'x' * 4_000_000})\nprint('WORKED')",
         Sign.SAID,
