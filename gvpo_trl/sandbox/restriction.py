@@ -87,8 +87,8 @@ def restrict(*, keep_fds: Iterable[int], read_only: Iterable[str], memory_bytes:
     Args:
         keep_fds: descriptors that stay open; all others are closed, also 0, 1 and 2.
         read_only: files and folders that stay readable, with all that lies below them; missing ones are ignored.
-            Nothing can be written anywhere. If this is empty, seccomp refuses to open any file and to list any folder,
-            and no path seems to exist: neither sizes nor dates of files can be looked up.
+            Nothing can be written anywhere. If this is empty, seccomp answers that no path exists: no file can be
+            opened, and neither sizes nor dates of files can be looked up.
         memory_bytes: limit of the address space; 0 for none.
         parent: id of the process that this one must not outlive.
 

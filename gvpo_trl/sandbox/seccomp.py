@@ -30,10 +30,11 @@ sched_yield 24 124, futex 202 98, exit 60 93, exit_group 231 94
 """
 _CLONE3 = 435
 """The number is the same on both. The filter answers that this call does not exist, so the C library uses `clone`."""
-OPENS = ("open", "openat", "getdents64")
-"""Calls that open files and list folders."""
-LOOK_UPS = ("stat", "lstat", "newfstatat", "access", "faccessat", "faccessat2", "readlink", "readlinkat")
-"""Calls that tell of a path whether it exists, and its size, dates and owner. Landlock does not restrict them."""
+TAKE_PATHS = (
+    *("open", "openat"),
+    *("stat", "lstat", "newfstatat", "access", "faccessat", "faccessat2", "readlink", "readlinkat"),
+)
+"""Calls that take a path. Landlock restricts the first two only; the others tell whether a path exists, and its size."""
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Machine -> column of the table, the kernel's name for the architecture (AUDIT_ARCH)."""
 
@@ -76,7 +77,7 @@ def filter_program(machine: str, files: bool = True) -> bytes:
 
     Args:
         machine: `x86_64` or `aarch64`.
-        files: whether files can be opened and looked up. Else no file can be opened, and no path seems to exist.
+        files: whether files can be opened and looked up. Else the kernel finds no file at any path.
     """
     x86_64, architecture = machine == "x86_64", ARCHITECTURES[machine][1]
     program = [_step(_LOAD, 4), _step(_EQUAL, architecture, 1, 0), _step(_RETURN, _KILL), _step(_LOAD, 0)]
@@ -84,9 +85,7 @@ def filter_program(machine: str, files: bool = True) -> bytes:
         program += [_step(_AT_LEAST, 0x40000000, 0, 1), _step(_RETURN, _KILL)]
     program += [_step(_EQUAL, _CLONE3, 0, 1), _step(_RETURN, _PRETEND_ABSENCE)]
     for name, number in call_numbers(machine).items():
-        if not files and name in OPENS:
-            continue
-        if not files and name in LOOK_UPS:
+        if not files and name in TAKE_PATHS:
             checks = [_step(_RETURN, _FIND_NOTHING)]
         elif name in CONDITIONS:
             checks = [step for conditions in CONDITIONS[name] for step in _all_of(conditions)]

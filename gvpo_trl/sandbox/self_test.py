@@ -41,17 +41,19 @@ def self_test(canary: str, layers: Iterable[str], kept_fds: Iterable[int], files
 def attempts(canary: str, parent: int, files: bool = True) -> list[tuple[str, set[str], Callable[[], object]]]:
     """Each attempt: its name, the layers of which one is enough to refuse it, how to make it."""
     folder, calls, either = os.path.dirname(canary), {"seccomp"}, {"landlock", "seccomp"}
-    reading = {"landlock"} if files else either
-    look_up = [] if files else [(f"look up {canary}", calls, lambda: _look_up(canary))]
+    if files:
+        reading, look_ups, hidden = {"landlock"}, [], _as_it_is
+    else:
+        reading, look_ups, hidden = either, [(f"look up {canary}", calls, _unfound(lambda: os.stat(canary)))], _unfound
     return [
-        *look_up,
-        (f"read {canary}", reading, lambda: _read(canary)),
-        (f"list {folder}", reading, lambda: os.listdir(folder)),
-        ("read the parent's environment", reading, lambda: _read(f"/proc/{parent}/environ")),
-        ("reopen descriptors", reading, lambda: os.listdir("/proc/self/fd")),
-        ("write in the current folder", either, lambda: _write(".")),
-        ("write in /tmp", either, lambda: _write("/tmp")),
-        (f"write in {folder}", either, lambda: _write(folder)),
+        *look_ups,
+        (f"read {canary}", reading, hidden(lambda: _read(canary))),
+        (f"list {folder}", reading, hidden(lambda: os.listdir(folder))),
+        ("read the parent's environment", reading, hidden(lambda: _read(f"/proc/{parent}/environ"))),
+        ("reopen descriptors", reading, hidden(lambda: os.listdir("/proc/self/fd"))),
+        ("write in the current folder", either, hidden(lambda: _write("."))),
+        ("write in /tmp", either, hidden(lambda: _write("/tmp"))),
+        (f"write in {folder}", either, hidden(lambda: _write(folder))),
         ("open a Unix socket", calls, lambda: socket.socket(socket.AF_UNIX).close()),
         ("open an Internet socket", calls, lambda: socket.socket(socket.AF_INET).close()),
         ("fork", calls, _fork),
@@ -60,6 +62,22 @@ def attempts(canary: str, parent: int, files: bool = True) -> list[tuple[str, se
         ("trace the parent", either, lambda: _trace(parent)),
         ("set a limit", calls, _set_a_limit),
     ]
+
+
+def _as_it_is(attempt: Callable[[], object]) -> Callable[[], object]:
+    return attempt
+
+
+def _unfound(attempt: Callable[[], object]) -> Callable[[], object]:
+    """The attempt, which is refused as well when the kernel does not find its path, for the path exists."""
+
+    def attempt_and_translate() -> object:
+        try:
+            return attempt()
+        except FileNotFoundError as error:
+            raise PermissionError(str(error)) from error
+
+    return attempt_and_translate
 
 
 def _is_open(fd: int) -> bool:
@@ -73,13 +91,6 @@ def _is_open(fd: int) -> bool:
 def _read(path: str) -> None:
     with open(path, "rb") as file:
         file.read(1)
-
-
-def _look_up(path: str) -> None:
-    try:
-        os.stat(path)
-    except FileNotFoundError as error:  # the canary exists, so the kernel has hidden it
-        raise PermissionError(str(error)) from error
 
 
 def _write(folder: str) -> None:

@@ -36,7 +36,7 @@ PACKAGES = (
 )
 """Packages whose modules are imported one by one."""
 KEPT_ALIVE: list = []
-"""Time zones; `zoneinfo` itself forgets those that nobody refers to."""
+"""Time zones; `zoneinfo` and pendulum themselves forget those that nothing refers to."""
 
 
 def new_shell():
@@ -142,7 +142,7 @@ def _read_time_zones() -> None:
             pendulum.locale(module.name)
     for name in pendulum.timezones():
         with contextlib.suppress(Exception):
-            pendulum.timezone(name)
+            KEPT_ALIVE.append(pendulum.timezone(name))
 
 
 def rehearse(world) -> None:
