@@ -34,6 +34,8 @@ class StepResult:
     """Whether the agent has ended its interpreter, so that the episode cannot take another step."""
     api_calls: tuple[str, ...] = ()
     """The API calls of the step, each as `app.api`, in order."""
+    api_errors: tuple[str, ...] = ()
+    """The API calls that an app answered with an error status, each as `app.api`, in order."""
     seconds: float = 0.0
     """Wall time of the step. The rollout measures it; an environment leaves it at 0."""
 

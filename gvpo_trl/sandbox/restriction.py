@@ -76,7 +76,8 @@ def probe() -> Support:
     failed = libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, None)
     filters = failed < 0 and ctypes.get_errno() == errno.EFAULT and os.uname().machine in seccomp.ARCHITECTURES
     if filters:
-        seccomp.filter_program(os.uname().machine)  # cached, so that children inherit it
+        for files in (True, False):  # cached, so that children inherit it
+            seccomp.filter_program(os.uname().machine, files)
     return Support(abi, filters, _may_become_nobody(), refusal)
 
 
@@ -86,7 +87,8 @@ def restrict(*, keep_fds: Iterable[int], read_only: Iterable[str], memory_bytes:
     Args:
         keep_fds: descriptors that stay open; all others are closed, also 0, 1 and 2.
         read_only: files and folders that stay readable, with all that lies below them; missing ones are ignored.
-            Nothing can be written anywhere.
+            Nothing can be written anywhere. If this is empty, seccomp answers that no path exists: no file can be
+            opened, and neither sizes nor dates of files can be looked up.
         memory_bytes: limit of the address space; 0 for none.
         parent: id of the process that this one must not outlive.
 
@@ -99,6 +101,7 @@ def restrict(*, keep_fds: Iterable[int], read_only: Iterable[str], memory_bytes:
     """
     if isinstance(read_only, str | bytes):
         raise TypeError(f"read_only={read_only!r} must be a list of paths")
+    read_only = tuple(read_only)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise RuntimeError(f"the process to restrict has {threads} threads, it must have one: call right after a fork")
@@ -116,7 +119,7 @@ def restrict(*, keep_fds: Iterable[int], read_only: Iterable[str], memory_bytes:
         raise ProcessLookupError(errno.ESRCH, f"the parent, process {parent}, is gone")
     prctl("not dumpable", _PR_SET_DUMPABLE, 0)
     if support.seccomp:
-        program = seccomp.filter_program(os.uname().machine)
+        program = seccomp.filter_program(os.uname().machine, files=bool(read_only))
         pointer = ctypes.cast(ctypes.c_char_p(program), ctypes.c_void_p).value
         prctl("seccomp", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, struct.pack("@HP", len(program) // 8, pointer))
     return support.layers

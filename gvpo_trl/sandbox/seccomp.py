@@ -30,6 +30,11 @@ sched_yield 24 124, futex 202 98, exit 60 93, exit_group 231 94
 """
 _CLONE3 = 435
 """The number is the same on both. The filter answers that this call does not exist, so the C library uses `clone`."""
+TAKE_PATHS = (
+    *("open", "openat"),
+    *("stat", "lstat", "newfstatat", "access", "faccessat", "faccessat2", "readlink", "readlinkat"),
+)
+"""Calls that take a path. Landlock restricts the first two alone; the others tell whether a path exists and its size."""
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Machine -> column of the table, the kernel's name for the architecture (AUDIT_ARCH)."""
 
@@ -55,7 +60,8 @@ CONDITIONS = {
 """Call -> alternatives, each a list of (argument, mask, value): `argument & mask == value` must hold for all."""
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06  # codes of BPF's instructions
-_ALLOW, _KILL, _REFUSE, _PRETEND_ABSENCE = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
+_ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x50000
+_REFUSE, _PRETEND_ABSENCE, _FIND_NOTHING = _FAIL | errno.EPERM, _FAIL | errno.ENOSYS, _FAIL | errno.ENOENT
 
 
 def call_numbers(machine: str) -> dict[str, int]:
@@ -66,15 +72,22 @@ def call_numbers(machine: str) -> dict[str, int]:
 
 
 @functools.cache
-def filter_program(machine: str) -> bytes:
-    """The seccomp filter of `machine` in the kernel's format: 8 bytes an instruction."""
+def filter_program(machine: str, files: bool = True) -> bytes:
+    """The seccomp filter of `machine` in the kernel's format: 8 bytes an instruction.
+
+    Args:
+        machine: `x86_64` or `aarch64`.
+        files: whether files can be opened and looked up. Else the kernel finds no file at any path.
+    """
     x86_64, architecture = machine == "x86_64", ARCHITECTURES[machine][1]
     program = [_step(_LOAD, 4), _step(_EQUAL, architecture, 1, 0), _step(_RETURN, _KILL), _step(_LOAD, 0)]
     if x86_64:  # numbers of the second, 32-bit interface are refused
         program += [_step(_AT_LEAST, 0x40000000, 0, 1), _step(_RETURN, _KILL)]
     program += [_step(_EQUAL, _CLONE3, 0, 1), _step(_RETURN, _PRETEND_ABSENCE)]
     for name, number in call_numbers(machine).items():
-        if name in CONDITIONS:
+        if not files and name in TAKE_PATHS:
+            checks = [_step(_RETURN, _FIND_NOTHING)]
+        elif name in CONDITIONS:
             checks = [step for conditions in CONDITIONS[name] for step in _all_of(conditions)]
             checks.append(_step(_RETURN, _REFUSE))
         else:

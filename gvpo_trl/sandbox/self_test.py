@@ -1,6 +1,7 @@
 """Tests a restriction from inside: the restricted process makes attempts, each of which the kernel must refuse."""
 
 import ctypes
+import fcntl
 import os
 import resource
 import socket
@@ -13,17 +14,18 @@ MAX_DESCRIPTORS = 64
 _PTRACE_SEIZE = 0x4206
 
 
-def self_test(canary: str, layers: Iterable[str], kept_fds: Iterable[int]) -> list[str]:
+def self_test(canary: str, layers: Iterable[str], kept_fds: Iterable[int], files: bool = True) -> list[str]:
     """Make every attempt in a restricted process; one line for each that was not refused.
 
     Args:
         canary: a file that the process must not be able to read.
         layers: what `restrict` returned; an attempt that none of these layers could refuse is not made.
         kept_fds: the descriptors that `restrict` was told to keep.
+        files: whether `restrict` was told to leave any file readable.
     """
     in_force = {layer.partition("-")[0] for layer in layers}
     findings = [f"descriptor {fd} is open" for fd in range(4 * MAX_DESCRIPTORS) if fd not in kept_fds and _is_open(fd)]
-    for what, shut_by, attempt in attempts(canary, os.getppid()):
+    for what, shut_by, attempt in attempts(canary, os.getppid(), files):
         if not in_force.isdisjoint(shut_by):
             try:
                 attempt()
@@ -36,17 +38,22 @@ def self_test(canary: str, layers: Iterable[str], kept_fds: Iterable[int]) -> li
     return findings
 
 
-def attempts(canary: str, parent: int) -> list[tuple[str, set[str], Callable[[], object]]]:
+def attempts(canary: str, parent: int, files: bool = True) -> list[tuple[str, set[str], Callable[[], object]]]:
     """Each attempt: its name, the layers of which one is enough to refuse it, how to make it."""
-    folder, files, calls, either = os.path.dirname(canary), {"landlock"}, {"seccomp"}, {"landlock", "seccomp"}
+    folder, calls, either = os.path.dirname(canary), {"seccomp"}, {"landlock", "seccomp"}
+    if files:
+        reading, look_ups, hidden = {"landlock"}, [], _as_it_is
+    else:
+        reading, look_ups, hidden = either, [(f"look up {canary}", calls, _unfound(lambda: os.stat(canary)))], _unfound
     return [
-        (f"read {canary}", files, lambda: _read(canary)),
-        (f"list {folder}", files, lambda: os.listdir(folder)),
-        ("read the parent's environment", files, lambda: _read(f"/proc/{parent}/environ")),
-        ("reopen descriptors", files, lambda: os.listdir("/proc/self/fd")),
-        ("write in the current folder", either, lambda: _write(".")),
-        ("write in /tmp", either, lambda: _write("/tmp")),
-        (f"write in {folder}", either, lambda: _write(folder)),
+        *look_ups,
+        (f"read {canary}", reading, hidden(lambda: _read(canary))),
+        (f"list {folder}", reading, hidden(lambda: os.listdir(folder))),
+        ("read the parent's environment", reading, hidden(lambda: _read(f"/proc/{parent}/environ"))),
+        ("reopen descriptors", reading, hidden(lambda: os.listdir("/proc/self/fd"))),
+        ("write in the current folder", either, hidden(lambda: _write("."))),
+        ("write in /tmp", either, hidden(lambda: _write("/tmp"))),
+        (f"write in {folder}", either, hidden(lambda: _write(folder))),
         ("open a Unix socket", calls, lambda: socket.socket(socket.AF_UNIX).close()),
         ("open an Internet socket", calls, lambda: socket.socket(socket.AF_INET).close()),
         ("fork", calls, _fork),
@@ -57,9 +64,25 @@ def attempts(canary: str, parent: int) -> list[tuple[str, set[str], Callable[[],
     ]
 
 
+def _as_it_is(attempt: Callable[[], object]) -> Callable[[], object]:
+    return attempt
+
+
+def _unfound(attempt: Callable[[], object]) -> Callable[[], object]:
+    """The attempt, which is refused as well when the kernel does not find its path, for the path exists."""
+
+    def attempt_and_translate() -> object:
+        try:
+            return attempt()
+        except FileNotFoundError as error:
+            raise PermissionError(str(error)) from error
+
+    return attempt_and_translate
+
+
 def _is_open(fd: int) -> bool:
     try:
-        os.fstat(fd)
+        fcntl.fcntl(fd, fcntl.F_GETFD)
     except OSError:
         return False
     return True

@@ -37,7 +37,7 @@ PARALLEL = 4
 STEP_S, PATIENCE_S, SCORE_PATIENCE_S = 5, 12, 45
 MAX_OUTPUT = 100_000
 MAX_MARKS = 1_000
-SHARED, GROUP = ("open", "/proc", "links", "others", "sockets", "signals"), 10
+SHARED, GROUP = ("open", "/proc", "links", "others", "sizes", "sockets", "signals"), 10
 """Kinds of attempts that leave their episode as it is, whether they work or not, and how many share one."""
 SLOW = ("floods", "afterwards")
 SPLIT = {"memory_mb": 1024, "max_output_chars": MAX_OUTPUT, "require_sandbox": True}

@@ -115,6 +115,24 @@ LINKS = {
     "a descriptor of the path": ("fd = posix.open(path, posix.O_PATH)\nprint(opened(f'/proc/self/fd/{fd}').read())"),
 }
 
+SIZES = {
+    "the answer's size": "print('WORKED' if posix.stat(path.replace('evaluation.py', 'answer.json')).st_size else '')",
+    "the answer's size, without following links": (
+        "print('WORKED' if posix.lstat(path.replace('evaluation.py', 'answer.json')).st_size else '')"
+    ),
+    "whether a path exists": "print('WORKED' if posix.access(path, 0) else '')",
+    "the answer's size, by the C library": (
+        "number, room = {'x86_64': (262, 48), 'aarch64': (79, 48)}[posix.uname().machine], bytearray(256)\n"
+        "buffer = (ctypes.c_char * 256).from_buffer(room)\n"
+        "for flags in (0, 0x100, 0x1000):\n"
+        "    print('WORKED' if libc.syscall(number[0], -100, path.encode(), buffer, flags) == 0 else '')"
+    ),
+    "when a library's file was read": "print('WORKED' if posix.stat(json.__file__).st_atime_ns else '')",
+    "a library's file": "print('WORKED' if opened(json.__file__).read(1) else '')",
+    "a folder of the library": "print('WORKED' if posix.listdir(json.__file__.rpartition('/')[0]) else '')",
+    "a device": "print('WORKED' if opened('/dev/null').fileno() else '')",
+}
+
 OTHERS = {
     "a file of the trainer's": "print(opened(SECRET_FILE).read())",
     "another episode's output": (
@@ -158,5 +176,6 @@ ATTACKS = [
         for name, code in PROC.items()
     ],
     *[Attack(kind="links", name=name, code=TRUTH + code, sign=Sign.LEAK) for name, code in LINKS.items()],
+    *[Attack(kind="sizes", name=name, code=TRUTH + code, sign=Sign.SAID) for name, code in SIZES.items()],
     *[Attack(kind="others", name=name, code=FILES_BELOW + code, sign=Sign.LEAK) for name, code in OTHERS.items()],
 ]

@@ -90,6 +90,7 @@ MESSAGES = {
 }
 """Messages to the world that no call makes. The control is a world that expects none of them."""
 UNEXPECTED = {
+    "names without end": "for _ in range(5):\n    ask('a' * 14_000_000, 'b', {'self': 1})",
     "half a message": "put(pipes[1], b'\\0\\0')",
     "a length beyond the limit": "put(pipes[1], b'\\xff' * 4)",
     "nests of every depth": (
@@ -116,8 +117,26 @@ UNEXPECTED = {
     ),
 }
 
+NODES = "frame(message('simple_note', 'create_note', {'title': 1, 'junk': [{'': 0}] * 1080}))"
 FLOODS = {
-    "names without end": ("for _ in range(5):\n    ask('a' * 14_000_000, 'b', {'self': 1})", Sign.LOST),
+    "a log that takes minutes to write": (
+        (
+            f"slow = {NODES}",
+            *[
+                "end = clock.clock_gettime(clock.CLOCK_MONOTONIC) + 3.5\n"
+                "while clock.clock_gettime(clock.CLOCK_MONOTONIC) < end:\n"
+                "    put(pipes[1], slow)\n    take_frame(pipes[1])"
+            ]
+            * 6,
+        ),
+        Sign.LOST,
+    ),
+    "values without end in a call": (
+        "raw = frame(message('simple_note', 'create_note', {'title': 'x', 'junk': 'X', 'access_token': 'x'}))\n"
+        "put(pipes[1], frame(raw[4:].replace(b'\"X\"', b'[' + b'{},' * 300_000 + b'1]')))\n"
+        "take_frame(pipes[1])\nprint('WORKED')",
+        Sign.SAID,
+    ),
     "an argument without end": (
         "ask('simple_note', 'create_note', {'title': 'x', 'content': 'x' * 4_000_000})\nprint('WORKED')",
         Sign.SAID,
@@ -163,7 +182,7 @@ def forging(raw=None, twice=False, **parts):
     def send(sock, message, *limit):
         system.modules["gvpo_trl.environments.appworld.wire.frames"].send = real
         ok = {"text": "ok", "verdict": None, "ended": False, "logged": {"input": "x", "output": "x"}, "counted": True}
-        ok |= {"completed": False, "api_calls": [], "nonce": message.get("nonce")}
+        ok |= {"completed": False, "api_calls": [], "api_errors": [], "nonce": message.get("nonce")}
         data = raw if raw is not None else frame(ok | parts)
         put(pipes[0], data * (1 + twice))
         if len(data) < 4:
@@ -174,6 +193,10 @@ NEST = "(lambda d=[]: [d := [d] for _ in range({depth})][-1])()"
 REPLIES = {
     "garbage": ("forging(b'\\xff' * 100)", "process"),
     "no JSON": ("forging(frame(b'x'))", "process"),
+    "values without end": (
+        "forging(frame(b'{\"text\": \"x\", \"verdict\": [' + b'{},' * 500_000 + b'1]}'))",
+        "process",
+    ),
     "a frame without end": ("forging(b'\\x00\\xff\\xff\\xff' + b'x' * 20_000_000)", "process"),
     "a nest": ("forging(frame(b'[' * 100_000))", "process"),
     "too many digits": ("forging(frame(b'{\"text\": ' + b'9' * 5_000 + b'}'))", "process"),

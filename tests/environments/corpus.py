@@ -170,6 +170,10 @@ BY_ADDRESS = FAILED + (
     '  File "<python-input>", line 1, in <module>\n    {}\n'
     "Exception: Only the APIs that the documentation lists can be called: apis.<app>.<api>(...)."
 )
+LOCAL_ZONE = FAILED + (
+    '  File "<python-input>", line 1, in <module>\n    print(pendulum.local_timezone())\n'
+    "          ^^^^^^^^^^^^^^^^^^^^^^^^^\nAttributeError: 'NoneType' object has no attribute 'startswith'"
+)
 DIFFERENT = {
     "a star import": Different(
         plain="execute raised TypeError", ours=f"{FAILED}TypeError: 'ImportStar' object is not iterable", why=GUARD
@@ -207,6 +211,12 @@ DIFFERENT = {
             'requester.post("/simple_note/auth/token", data={"username": "a"}, raise_on_failure=False)'
         ),
         why=SHUT,
+        modes=("split",),
+    ),
+    "pendulum's own zone": Different(
+        plain=LOCAL_ZONE,
+        ours="UTC\n",
+        why="agent code finds no file, so nothing tells the zone of the machine",
         modes=("split",),
     ),
     "requests counted": Different(plain="4\n", ours="1\n", why=SHUT, modes=("split",)),

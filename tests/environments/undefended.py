@@ -17,28 +17,25 @@ def open_agents() -> None:
     from gvpo_trl import sandbox
 
     sandbox.restrict = lambda **options: ()
-    sandbox.self_test = lambda *arguments: []
+    sandbox.self_test = lambda *arguments, **options: []
 
 
 def open_worlds() -> None:
     """Make worlds answer every request, and evaluations believe what was saved."""
-    from gvpo_trl.environments.appworld.engine.worlds import evaluator, host, patches, routes, world
-    from gvpo_trl.environments.appworld.wire import texts, values
+    from gvpo_trl.environments.appworld.engine.worlds import evaluator, gate, host, patches, routes, world
+    from gvpo_trl.environments.appworld.wire import frames, texts, values
 
-    class TrustingWorld(world.World):
+    class TrustingGate(gate.Gate):
         @property
-        def stepping(self):
+        def is_open(self):
             return True
 
-        @stepping.setter
-        def stepping(self, value):
+        @is_open.setter
+        def is_open(self, value):
             pass
 
         def refuses(self, app, api):
             return False
-
-        def _next_call(self, chunk):
-            return expect_nothing_odd(super()._next_call, chunk)
 
         def call(self, payload):
             return expect_nothing_odd(super().call, payload)
@@ -46,13 +43,17 @@ def open_worlds() -> None:
         def _in_time(self):
             return contextlib.nullcontext()
 
+    class TrustingWorld(world.World):
+        def _next_call(self, chunk):
+            return expect_nothing_odd(super()._next_call, chunk)
+
         def completed(self):
             return bool(self.world.task_completed())
 
     def expect_nothing_odd(function, *arguments):
         try:
             return function(*arguments)
-        except world.Misuse as error:
+        except gate.Misuse as error:
             raise RuntimeError("nobody expected this message") from error
 
     def evaluate(task_id, experiment):
@@ -62,13 +63,14 @@ def open_worlds() -> None:
         passed, failed = ([test["requirement"] for test in tests] for tests in (tracker.passes, tracker.failures))
         return {"passed": passed, "failed": failed}
 
-    host.World = TrustingWorld
-    world.MAX_NAME = world.MAX_CALLS = world.MAX_EPISODE_BYTES = world.MAX_CHANGES_BYTES = 1 << 40
-    values.MAX_CALL_BYTES = 1 << 40
+    host.World, world.Gate = TrustingWorld, TrustingGate
+    gate.MAX_NAME = gate.MAX_CALLS = gate.MAX_EPISODE_BYTES = gate.MAX_CHANGES_BYTES = 1 << 40
+    values.MAX_CALL_BYTES = world.MAX_LOG_BYTES = patches.LOGGED_BYTES = patches.LOGGED_NODES = 1 << 40
+    frames.check_nodes = lambda payload, limit=0: None
     patches.save_any_log = lambda world: None
     patches.loggable = lambda request, whole=True: request
     texts.printable = lambda text: text
-    routes.guard_routes = lambda client, public: None
+    routes.guard_routes = lambda client, endpoints, note: None
     evaluator.evaluate = evaluate
 
 

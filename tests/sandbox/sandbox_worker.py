@@ -2,8 +2,9 @@
 
 Standard input holds one JSON object: `boot` (what loads the package), `user` (`root` or `nobody`), `restricted`,
 `lacks` (layers to go without, as on a kernel that has none), `folder` (the current one; it holds `planted`, the file
-that nobody may read, and `permitted`, a folder that can be read) and `snippets` (name -> code). Standard output gets
-one JSON object, name -> what became of the code: null when it ended, the exception that it raised, or `signal N`.
+that nobody may read, and `permitted`, a folder that can be read), `files` (whether anything can be read) and
+`snippets` (name -> code). Standard output gets one JSON object, name -> what became of the code: null when it ended,
+the exception that it raised, or `signal N`.
 """
 
 import contextlib
@@ -24,7 +25,19 @@ import threading
 PR_SET_DUMPABLE, PR_SET_PTRACER, ANY = 4, 0x59616D61, -1
 DEADLINE_S = 60
 MEMORY_BYTES = 1 << 30
-IMPORTED = ("asyncio", "datetime", "decimal", "random", "re", "resource", "tempfile", "time", "uuid", "zoneinfo")
+IMPORTED = (
+    "asyncio",
+    "datetime",
+    "decimal",
+    "pathlib",
+    "random",
+    "re",
+    "resource",
+    "tempfile",
+    "time",
+    "uuid",
+    "zoneinfo",
+)
 """What the code needs and could not import any more: the interpreter may lie where nobody can read."""
 
 
@@ -43,9 +56,10 @@ def run(code: str, work: dict, sandbox, namespace: dict, kept: set[int]) -> str 
     if pid == 0:
         if work["restricted"]:
             namespace["kept"] = kept | {0, 1, 2, theirs}
+            readable = [f"{work['folder']}/permitted", f"{work['folder']}/missing", "/dev/null", "/dev/urandom"]
             namespace["layers"] = sandbox.restrict(
                 keep_fds=namespace["kept"],
-                read_only=[f"{work['folder']}/permitted", f"{work['folder']}/missing", "/dev/null", "/dev/urandom"],
+                read_only=readable if work["files"] else (),
                 memory_bytes=MEMORY_BYTES,
                 parent=parent,
             )

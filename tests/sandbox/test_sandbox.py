@@ -187,9 +187,12 @@ def extension() -> Path | None:
     return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".so") else None
 
 
-def run_worker(folder: Path, user: str, restricted: bool, snippets: dict[str, str], lacks=()) -> dict[str, str | None]:
+def run_worker(
+    folder: Path, user: str, restricted: bool, snippets: dict[str, str], lacks=(), files: bool = True
+) -> dict[str, str | None]:
     """What became of each piece of code; see the worker."""
-    work = {"boot": boot.__file__, "user": user, "restricted": restricted, "folder": str(folder), "lacks": lacks}
+    work = {"boot": boot.__file__, "user": user, "restricted": restricted, "folder": str(folder)}
+    work |= {"lacks": lacks, "files": files}
     command = [sys.executable, "-I", "-B", str(WORKER)]
     text = json.dumps(work | {"snippets": snippets})
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=300)
@@ -219,6 +222,62 @@ def outcomes(folder):
 def test_what_is_forbidden_is_refused_and_works_elsewhere(outcomes, user, name):
     assert outcomes(user, False)[name] is None
     assert (outcomes(user, True)[name] or "").startswith(OTHER_ERRORS.get(name, "PermissionError: [Errno"))
+
+
+HIDDEN = {
+    "look up": "os.stat(planted)",
+    "look up without following links": "os.lstat(planted)",
+    "look up in a folder": "os.stat('planted', dir_fd=os.dup(0), follow_symlinks=False)",
+    "ask whether it exists": "assert os.access(planted, os.F_OK), 'No such file'",
+    "ask pathlib whether it exists": "import pathlib; assert pathlib.Path(planted).exists(), 'No such file'",
+    "ask os.path whether it exists": "assert os.path.exists(planted), 'No such file'",
+    "ask for its size": "os.path.getsize(planted)",
+    "ask for a time of access": "os.stat('permitted/text').st_atime_ns",
+    "read a link": "os.readlink(planted)",
+    "look up by the C library": (
+        "number = {'x86_64': 262, 'aarch64': 79}[os.uname().machine]\n"
+        "for flags in (0, 0x100, 0x1000):\n"
+        "    if libc.syscall(number, -100, planted.encode(), ctypes.create_string_buffer(256), flags) == 0:\n"
+        "        break\n"
+        "else:\n    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))"
+    ),
+}
+"""What tells of a file without opening it, and finds none in a process that no file is left readable to."""
+NOT_OPENED = {
+    "read the planted file": "open(planted).read()",
+    "read a permitted file": "open('permitted/text').read()",
+    "list a permitted folder": "os.listdir('permitted')",
+    "read a device": "open('/dev/null').read()",
+}
+
+
+@restrictable
+@pytest.mark.parametrize("user", USERS)
+def test_without_readable_files_nothing_opens_and_no_path_exists(folder, user):
+    hidden = HIDDEN | NOT_OPENED
+    snippets = hidden | {name: ALLOWED[name] for name in ("print", "recursion", "asyncio", "locks")}
+    snippets["self-test"] = ALLOWED["self-test"].replace("kept)", "kept, files=False)")
+    outcomes = run_worker(folder, user, True, snippets, files=False)
+    for name in hidden:
+        assert "No such file" in (outcomes[name] or ""), (name, outcomes[name])
+    assert {name: outcomes[name] for name in snippets.keys() - hidden.keys() if outcomes[name]} == {}
+    ordinary = run_worker(folder, user, False, hidden)
+    ordinary.pop("look up in a folder"), ordinary.pop("read a link")
+    assert set(ordinary.values()) == {None}
+
+
+@restrictable
+@pytest.mark.parametrize("user", USERS)
+def test_the_self_test_finds_that_files_can_be_looked_up(folder, user):
+    code = "found = sandbox.self_test(planted, layers, kept, files=False)\nassert not found, found"
+    found = run_worker(folder, user, True, {"self-test": code})["self-test"]
+    assert found is not None and f"look up {folder}/planted: worked" in found
+
+
+@restrictable
+def test_seccomp_alone_keeps_files_closed(folder):
+    outcomes = run_worker(folder, USERS[-1], True, HIDDEN | NOT_OPENED, lacks=("landlock", "setuid"), files=False)
+    assert all("No such file" in (outcome or "") for outcome in outcomes.values()), outcomes
 
 
 READS = tuple(FORBIDDEN)[:11]

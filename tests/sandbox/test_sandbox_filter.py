@@ -34,7 +34,13 @@ def verdict(program: bytes, machine: str, number: int, *arguments: int) -> str:
             case 0x35:
                 at += if_true if accumulator >= value else if_false
             case 0x06:
-                return {0x7FFF0000: "allow", 0x80000000: "kill", 0x50001: "EPERM", 0x50026: "ENOSYS"}[value]
+                return {
+                    0x7FFF0000: "allow",
+                    0x80000000: "kill",
+                    0x50001: "EPERM",
+                    0x50002: "ENOENT",
+                    0x50026: "ENOSYS",
+                }[value]
             case _:
                 raise AssertionError(f"instruction {code:#x} is unknown to this test")
 
@@ -126,6 +132,17 @@ CLOEXEC, HIGH, AT_CWD = 0o2000000, 1 << 32, -100 & FULL
 def test_the_filter_looks_at_arguments(machine, name, arguments, expected):
     program, number = seccomp.filter_program(machine), seccomp.call_numbers(machine)[name]
     assert verdict(program, machine, number, *arguments) == expected
+
+
+@pytest.mark.parametrize("machine", AUDIT_ARCH)
+def test_without_files_no_call_opens_or_looks_up_a_path(machine):
+    program, numbers = seccomp.filter_program(machine, files=False), seccomp.call_numbers(machine)
+    whole = seccomp.filter_program(machine)
+    for name, number in numbers.items():
+        expected = "ENOENT" if name in seccomp.TAKE_PATHS else None
+        for arguments in ((0,) * 6, (AT_CWD, 0x1000, os.O_RDONLY | CLOEXEC, 0x1000)):
+            found = verdict(program, machine, number, *arguments)
+            assert found == (expected or verdict(whole, machine, number, *arguments)), name
 
 
 @pytest.mark.parametrize(("number", "expected"), [("clone3", "ENOSYS"), ("setrlimit", "EPERM"), ("socket", "EPERM")])

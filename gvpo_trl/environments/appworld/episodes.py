@@ -214,11 +214,16 @@ class ProcessEpisode(AppWorldEpisode):
             return self._timed_out()
         except frames.ChannelClosed as error:
             return self._after_death(self._world, error, ours=(MACHINERY_EXIT,))
-        calls = reply.get("api_calls")
-        if not isinstance(calls, list):
+        calls, errors = reply.get("api_calls"), reply.get("api_errors")
+        if not isinstance(calls, list) or not isinstance(errors, list):
             raise frames.ChannelGarbage("an answer without calls")
         result = step_result(reply, self._limits.max_output_chars)
-        return dataclasses.replace(result, completed=reply.get("completed") is True, api_calls=_texts(calls))
+        return dataclasses.replace(
+            result,
+            completed=reply.get("completed") is True,
+            api_calls=_texts(calls),
+            api_errors=_texts(errors),
+        )
 
     def _save(self) -> None:
         if not self._world.alive and not any(self.output.glob("tasks/*/dbs/*.jsonl")):
@@ -280,7 +285,10 @@ class SplitEpisode(AppWorldEpisode):
             text = f"Execution failed. The interpreter sent {ending['misuse']}."
             result = _last_step(FailureKind(ending["kind"]), text)
         return dataclasses.replace(
-            result, completed=ending["completed"] is True, api_calls=_texts(ending["api_calls"])
+            result,
+            completed=ending["completed"] is True,
+            api_calls=_texts(ending["api_calls"]),
+            api_errors=_texts(ending["api_errors"]),
         )
 
     def _run(self, code: str) -> tuple[StepResult, dict | None, bool]:
@@ -293,7 +301,8 @@ class SplitEpisode(AppWorldEpisode):
             if reply.get("nonce") != nonce or "fault" in reply:
                 raise frames.ChannelGarbage("a message that answers no step")
             result = step_result(reply, limits.max_output_chars)
-            logged = {name: str(reply["logged"][name]) for name in ("input", "output")}
+            most = limits.max_output_chars + 1000  # as interpreters cut it
+            logged = {name: str(reply["logged"][name])[:most] for name in ("input", "output")}
             return result, logged, reply.get("counted") is True
         except frames.ChannelTimeout:
             return self._timed_out(), None, True

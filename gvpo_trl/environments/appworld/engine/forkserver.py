@@ -55,6 +55,15 @@ def outlive_parent_thread() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
+def volunteer_for_oom_killer() -> None:
+    """Have the kernel end this process before others when the machine runs out of memory.
+
+    The trainer and the hosts hold the work of many episodes, and a child the work of one.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
 def use_huge_pages() -> None:
     """Have the kernel map this process's memory in pages of 2 MiB, so that a fork copies few page tables.
 
@@ -154,6 +163,7 @@ class _Server:
         try:
             os.setsid()
             die_with_parent(server)
+            volunteer_for_oom_killer()
             self.control.close()
             os.close(self.trainer_fd)
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,6 +7,7 @@ belongs to a process without a world.
 import ast
 import contextlib
 import functools
+import pkgutil
 import sys
 
 REHEARSED_CODE = (
@@ -24,6 +25,18 @@ REHEARSED_CODE = (
     "import difflib, pprint, textwrap, uuid, yaml\nprint(yaml.safe_load('a: 1'), uuid.uuid4())",
 )
 """Code of many kinds. A host runs it once, so that all modules it needs are imported before the restriction."""
+NOT_IMPORTED = {
+    *("__main__", "antigravity", "idlelib", "lib2to3", "nturl2path", "pydoc_data", "readline", "rlcompleter", "test"),
+    *("this", "tkinter", "turtle", "turtledemo"),
+}
+"""Modules of the standard library that open windows, print, or change the terminal when they are imported."""
+PACKAGES = (
+    *("asyncio", "collections", "concurrent.futures", "email", "email.mime", "encodings", "html", "http", "importlib"),
+    *("json", "logging", "sqlite3", "unittest", "urllib", "xml", "xml.dom", "xml.etree", "zoneinfo"),
+)
+"""Packages whose modules are imported one by one."""
+KEPT_ALIVE: list = []
+"""Time zones; `zoneinfo` and pendulum themselves forget those that nothing refers to."""
 
 
 def new_shell():
@@ -90,32 +103,46 @@ class _NoRequester:
 
 
 def preload() -> None:
-    """Import what agent code may import, and what these modules import or read later.
+    """Import what agent code can import, and what these modules import or read later.
 
-    After the restriction no file needs to be read then. An interpreter that becomes another user may not be able to
-    read the folder of its own library.
+    An interpreter cannot open any file after the restriction.
     """
-    import encodings
     import importlib
-    import pkgutil
+    import warnings
 
     from appworld.common import safety_guard
 
-    names = [f"encodings.{module.name}" for module in pkgutil.iter_modules(encodings.__path__)]
-    packages = ["collections.abc", "asyncio", "unittest.mock", "_strptime", "stringprep", "unicodedata", "zoneinfo"]
-    packages += ["appworld.common.random", "appworld.apps.api_lib"]  # AppWorld's dates import these at first use
-    for name in [*sorted(safety_guard.ALLOWED_MODULE_NAMES), *packages, *names]:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    names = sorted({*safety_guard.ALLOWED_MODULE_NAMES, *sys.stdlib_module_names} - NOT_IMPORTED)
+    for package in PACKAGES:
+        modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
+        names += [f"{package}.{module.name}" for module in modules if module.name != "__main__"]
+    names += ["appworld.common.random", "appworld.apps.api_lib"]  # AppWorld's dates import these at first use
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in names:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+    _read_time_zones()
+
+
+def _read_time_zones() -> None:
+    """Read every time zone; pendulum and `zoneinfo` find the ones that are in memory."""
+    import time
+    import zoneinfo
+
     import pendulum
     import pendulum.locales
 
+    time.tzset()
+    for name in sorted(zoneinfo.available_timezones()):
+        with contextlib.suppress(Exception):
+            KEPT_ALIVE.append(zoneinfo.ZoneInfo(name))
     for module in pkgutil.iter_modules(pendulum.locales.__path__):
         with contextlib.suppress(Exception):
             pendulum.locale(module.name)
     for name in pendulum.timezones():
         with contextlib.suppress(Exception):
-            pendulum.timezone(name)
+            KEPT_ALIVE.append(pendulum.timezone(name))
 
 
 def rehearse(world) -> None:

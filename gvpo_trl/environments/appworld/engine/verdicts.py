@@ -6,27 +6,49 @@ app's error status. The text of the step plays no part, because agent code can p
 """
 
 import contextlib
+import functools
 import sys
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gvpo_trl.environments.appworld.wire import texts
 
 
 class Recorder:
-    """Watches one world. Call `start` before a step and `verdict` after it."""
+    """Watches one world. Call `start` before a step and `verdict` after it.
+
+    Some failures do not reach `execute`. The recorder sees these as well: an error status that the code asked not to
+    be raised, an exception that a nested cell of IPython printed, a coroutine that nobody awaited, and a call of a
+    function that AppWorld's guard has replaced by one that does nothing.
+    """
 
     def __init__(self, world) -> None:
-        self.code = ""
-        self.refused = False
-        self.ran = False
-        self.result = None
         self.api_errors: list[BaseException] = []
         self.api_calls: list[str] = []
-        guard, requester = world.safety_guard, world.requester
+        self.failed_calls: list[str] = []
+        self.start("")
+        self._watch_execution(world)
+        self._watch_requests(world.requester)
+        self._watch_shell(world.shell)
+        _watch_forbidden_functions(world.safety_guard, self._note("forbidden"))
+        # CPython calls this function of the module when a coroutine is collected that nobody awaited.
+        warnings._warn_unawaited_coroutine = _before(warnings._warn_unawaited_coroutine, self._note("runtime"))
+
+    def start(self, code: str) -> None:
+        """Forget the last step and expect this code."""
+        self.code, self.refused, self.ran, self.result = code, False, False, None
+        self.unraised: list[str] = []  # failure kinds of what did not reach `execute`
+        self.api_errors.clear()
+        self.api_calls, self.failed_calls = [], []
+
+    def _note(self, kind: str) -> Callable[[], None]:
+        return lambda: self.unraised.append(kind)
+
+    def _watch_execution(self, world) -> None:
+        guard = world.safety_guard
         is_syntax_safe, run_cell = guard.is_syntax_safe, world._shell_run_cell
-        raise_if_failure, request = requester.raise_if_failure, requester._request
 
         def watched_is_syntax_safe(code):
             safe, message = is_syntax_safe(code)
@@ -38,12 +60,21 @@ class Recorder:
             self.result = run_cell(code)
             return self.result
 
-        def watched_raise_if_failure(*args, **kwargs):
+        guard.is_syntax_safe, world._shell_run_cell = watched_is_syntax_safe, watched_run_cell
+
+    def _watch_requests(self, requester) -> None:
+        raise_if_failure, request = requester.raise_if_failure, requester._request
+
+        def watched_raise_if_failure(response, *args, **kwargs):
+            if response.status_code != 200 and self.api_calls:
+                self.failed_calls.append(self.api_calls[-1])
             try:
-                raise_if_failure(*args, **kwargs)
+                raise_if_failure(response, *args, **kwargs)
             except Exception as error:
                 self.api_errors.append(error)
                 raise
+            if response.status_code != 200:
+                self.unraised.append("api")
 
         def watched_request(*args, **kwargs):
             if kwargs.get("track", True):
@@ -52,16 +83,15 @@ class Recorder:
                 self.api_calls.append(f"{app}.{api}")
             return request(*args, **kwargs)
 
-        guard.is_syntax_safe = watched_is_syntax_safe
-        world._shell_run_cell = watched_run_cell
-        requester.raise_if_failure = watched_raise_if_failure
-        requester._request = watched_request
+        requester.raise_if_failure, requester._request = watched_raise_if_failure, watched_request
 
-    def start(self, code: str) -> None:
-        """Forget the last step and expect this code."""
-        self.code, self.refused, self.ran, self.result = code, False, False, None
-        self.api_errors.clear()
-        self.api_calls = []
+    def _watch_shell(self, shell) -> None:
+        def note_shown_error() -> None:
+            self.unraised.append(self._kind(sys.exc_info()[1]))
+
+        shell.showtraceback = _before(shell.showtraceback, note_shown_error)
+        shell.showsyntaxerror = _before(shell.showsyntaxerror, self._note("syntax"))
+        shell.ask_exit = _before(shell.ask_exit, self._note("forbidden"))
 
     def verdict(self, escaped: BaseException | None = None) -> str | None:
         """The failure kind of the step that ran last; `None` when its code executed.
@@ -78,15 +108,23 @@ class Recorder:
         if self.result is None:
             return "timeout"
         if self.result.error_before_exec is not None:
-            return "syntax"
-        return None if self.result.error_in_exec is None else self._kind(self.result.error_in_exec)
+            return self._kind_before_execution(self.result.error_before_exec)
+        if self.result.error_in_exec is not None:
+            return self._kind(self.result.error_in_exec)
+        return self.unraised[0] if self.unraised else None
 
-    def _kind(self, error: BaseException) -> str:
+    def _kind_before_execution(self, error: BaseException) -> str:
+        # IPython reports an exception here too that its own display of the code's exception raised.
+        if isinstance(error, SyntaxError) or error.__context__ is None:
+            return "syntax"
+        return self._kind(error.__context__)
+
+    def _kind(self, error: BaseException | None) -> str:
         from appworld.common.utils import TimeoutError as StepTimeout
 
-        if isinstance(error, StepTimeout) or isinstance(error.__cause__, StepTimeout):
+        if isinstance(error, StepTimeout) or isinstance(getattr(error, "__cause__", None), StepTimeout):
             return "timeout"
-        if not isinstance(error, Exception):
+        if error is not None and not isinstance(error, Exception):
             return "exited"
         if isinstance(error, MemoryError):
             return "memory"
@@ -95,6 +133,47 @@ class Recorder:
         if isinstance(error, SyntaxError) and error.filename and "ipython-input" in error.filename:
             return "syntax"
         return "runtime"
+
+
+def _before(function: Callable, note: Callable[[], None]) -> Callable:
+    """The function, which calls `note` first."""
+
+    @functools.wraps(function)
+    def noted(*args, **kwargs):
+        note()
+        return function(*args, **kwargs)
+
+    return noted
+
+
+def _watch_forbidden_functions(guard, note: Callable[[], None]) -> None:
+    """Have `note` called when agent code itself calls a function that the guard has replaced during a step."""
+    from appworld.common.safety_guard import DISALLOWED_MODULE_TO_FUNCTION_NAMES
+
+    enable = guard.enable
+    replaced = [
+        (module, name)
+        for module, names in DISALLOWED_MODULE_TO_FUNCTION_NAMES.items()
+        for name in names
+        if name != "open"  # these still open files for reading
+    ]
+
+    def watched(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def noted(*args, **kwargs):
+            if "ipython-input" in sys._getframe(1).f_code.co_filename:
+                note()
+            return function(*args, **kwargs)
+
+        return noted
+
+    def enable_and_watch() -> None:
+        enable()
+        for module_name, name in replaced:
+            module = guard.module_by_path(module_name)
+            setattr(module, name, watched(getattr(module, name)))
+
+    guard.enable = enable_and_watch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

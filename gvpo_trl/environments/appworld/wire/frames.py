@@ -7,15 +7,19 @@ bytes of length, then JSON. Pickle is never used: agent code may have written th
 
 import json
 import os
+import re
 import socket
 import struct
 import time
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_CONTROL_BYTES = 64 * 1024
+MAX_NODES = 100_000
+"""Values and keys that a message may hold. A small message can hold many, and each takes some 60 bytes of memory."""
 PIECE_BYTES = 1 << 20
 """Bytes that one system call reads at most."""
 _LENGTH = struct.Struct(">I")
+_STRING = re.compile(rb'"[^"]*"')
 
 
 class ChannelError(Exception):
@@ -45,6 +49,31 @@ class FrameTooLong(ChannelGarbage):
     def __init__(self, announced: int, limit: int) -> None:
         super().__init__(f"a frame announces {announced} bytes, the limit is {limit}")
         self.announced = announced
+
+
+class TooManyNodes(ChannelGarbage):
+    """A message holds more values and keys than the limit."""
+
+
+def check_nodes(payload: bytes, limit: int = MAX_NODES) -> None:
+    """Check, before a message is parsed, that it does not hold more values and keys than `limit`.
+
+    The check takes time that is linear in the length of the message, whatever the message holds.
+
+    Raises:
+        TooManyNodes: it may hold more.
+    """
+    if _count(payload) < limit:
+        return
+    # Without escaped quotes, what lies between two quotes is a string.
+    payload = payload.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if payload.count(b'"') > 2 * limit or _count(_STRING.sub(b"", payload)) >= limit:
+        raise TooManyNodes(f"a message of more than {limit} values")
+
+
+def _count(payload: bytes) -> int:
+    """Signs in JSON that a value or a key follows."""
+    return sum(payload.count(sign) for sign in (b",", b"[", b"{", b":"))
 
 
 def pack_frame(payload: bytes) -> bytes:
@@ -122,7 +151,7 @@ def receive(sock: socket.socket, timeout_s: float | None = None, limit: int = MA
     Raises:
         ChannelClosed: the other side is gone.
         ChannelTimeout: the time is up.
-        ChannelGarbage: the frame is longer than `limit` bytes or holds no JSON object.
+        ChannelGarbage: the frame is longer than `limit` bytes, holds too many values, or is no JSON object.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     buffer, payload = FrameBuffer(limit), None
@@ -190,6 +219,7 @@ def receive_control(sock: socket.socket, timeout_s: float | None = None) -> tupl
 
 
 def _decode(payload: bytes) -> dict:
+    check_nodes(payload)
     try:
         message = json.loads(payload)
     except (ValueError, RecursionError) as error:

@@ -55,6 +55,10 @@ class Calls:
             raise ValueError("Circular reference detected") from None
         if len(payload) > values.MAX_CALL_BYTES:
             raise Exception(f"A call of {len(payload)} bytes is over the limit of {values.MAX_CALL_BYTES}.")
+        try:
+            frames.check_nodes(payload)
+        except frames.TooManyNodes as error:
+            raise Exception(f"A call is {error}.") from None
         self._outgoing += frames.pack_frame(payload)
         self._awaited = number
 

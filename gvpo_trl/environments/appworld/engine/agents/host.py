@@ -15,7 +15,6 @@ import json
 import os
 import socket
 import sys
-import sysconfig
 from dataclasses import dataclass
 
 from gvpo_trl import sandbox
@@ -25,12 +24,12 @@ from gvpo_trl.environments.appworld.wire import frames, texts, values
 
 # Agent code may replace these in their modules.
 _loads, _exit = json.loads, os._exit
-READABLE = (
-    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-    *(entry for entry in sys.path if os.path.isdir(entry)),
-    *("/usr/lib", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/localtime", "/dev/null", "/dev/urandom"),
-)
-"""What an interpreter can read: Python and its libraries and the time zones, but no data of ours."""
+READABLE: tuple[str, ...] = ()
+"""Files that an interpreter can read. There are none, because the host has imported what agent code may import.
+
+A file that several interpreters can read or look up would also carry information from one to the next: reading it
+changes its time of access.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +82,11 @@ class AgentHost:
                 memory_bytes=self.config.memory_bytes,
                 parent=os.getppid(),
             )
-            leaks = [leak for canary in self.config.canaries for leak in sandbox.self_test(canary, layers, kept)]
+            leaks = [
+                leak
+                for canary in self.config.canaries
+                for leak in sandbox.self_test(canary, layers, kept, files=bool(READABLE))
+            ]
             interpreter = Interpreter(self.world, world, frames.receive(world), self.config.max_output_chars)
         except Exception as error:
             frames.send(trainer, {"fault": f"the interpreter could not start: {type(error).__name__}: {error}"})

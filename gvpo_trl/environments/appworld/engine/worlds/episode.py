@@ -44,6 +44,7 @@ class Episode:
             "ended": outcome.ended,
             "completed": self.completed(),
             "api_calls": self.recorder.api_calls,
+            "api_errors": self.recorder.failed_calls,
         }
 
     def restore_folders(self) -> None:

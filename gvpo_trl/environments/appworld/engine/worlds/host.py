@@ -22,7 +22,7 @@ from gvpo_trl.environments.appworld.engine.worlds.episode import Episode
 from gvpo_trl.environments.appworld.engine.worlds.world import World, public_apis
 from gvpo_trl.environments.appworld.wire import frames
 
-WORLD_MEMORY_BYTES = 8 * 1024**3
+WORLD_MEMORY_BYTES = 4 * 1024**3
 """Address space of a world's process, which API calls can fill."""
 EVALUATIONS = 200
 """Evaluations of one process. AppWorld leaks memory in each; the end of the process frees it."""

@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator
 
 from gvpo_trl.environments.appworld.engine import shells
 from gvpo_trl.environments.appworld.engine.worlds import databases, rehearsal
-from gvpo_trl.environments.appworld.wire import texts
+from gvpo_trl.environments.appworld.wire import texts, values
+
+LOGGED_BYTES, LOGGED_NODES = 4 * 1024 * 1024, 200_000
+"""Bytes and values of the calls that an episode's log shows whole; it shows later ones in brief."""
+LOGGED_IN_BRIEF = 4_000
+"""Calls that the log shows in brief; it leaves out later ones."""
+NOT_LOGGED = {"method": "get", "url": "", "data": {}}
+"""Stands for a request that is not logged, because AppWorld counts a step's requests by the length of their list."""
 
 
 @contextlib.contextmanager
@@ -163,6 +170,7 @@ def save_any_log(world) -> None:
 
     def save_any_calls() -> None:
         requests = world.requester.request_tracker.requests
+        requests[:] = [request for request in requests if request is not NOT_LOGGED]
         for whole in (True, False):
             try:
                 return save_calls()
@@ -191,6 +199,45 @@ def loggable(request: dict, whole: bool = True) -> dict:
         except Exception:
             data = "nothing that can be written"
         return {"method": request["method"], "url": texts.printable(str(request["url"])), "data": data}
+
+
+class RequestLog:
+    """Bounds what the log keeps of requests, so that agent code cannot make it large or slow to write.
+
+    Args:
+        requests: the list in which AppWorld keeps the requests of an episode.
+    """
+
+    def __init__(self, requests: list[dict]) -> None:
+        self.requests = requests
+        self._bytes = self._nodes = self._brief = 0
+
+    def bound_from(self, first: int, size: int) -> list[dict]:
+        """Bound the requests from number `first` on, which a call of `size` bytes has made; those that are kept."""
+        for index in range(first, len(self.requests)):
+            self.requests[index] = self._bound(self.requests[index], size)
+        return [request for request in self.requests[first:] if request is not NOT_LOGGED]
+
+    def _bound(self, request: dict, size: int) -> dict:
+        self._bytes += size
+        self._nodes += _count_nodes(request["data"])
+        if self._bytes <= LOGGED_BYTES and self._nodes <= LOGGED_NODES:
+            return loggable(request)
+        self._brief += 1
+        return loggable(request, whole=False) if self._brief <= LOGGED_IN_BRIEF else NOT_LOGGED
+
+
+def _count_nodes(value) -> int:
+    count, waiting = 0, [value]
+    while waiting:
+        count, value = count + 1, waiting.pop()
+        if isinstance(value, dict):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set | frozenset):
+            waiting += value
+        elif isinstance(value, values.Described):
+            waiting.append(value.logged)
+    return count
 
 
 class BoundedStatements(list):

@@ -1,4 +1,4 @@
-"""Keeps agents' API calls on public routes, whatever their arguments are.
+"""Keeps agents' API calls on public routes, whatever their arguments are, and tells which endpoint a call reaches.
 
 AppWorld writes the text of a path parameter into the address as it is, and the client resolves `..` in it. So a call
 of a public API can reach another endpoint: `note_id="../../dbs"` would reach the routes that load and save databases.
@@ -9,35 +9,50 @@ from collections.abc import Callable
 
 NOWHERE = "/nowhere"
 """A path without a route, which the server answers as it answers any unknown address."""
+Endpoints = dict[Callable, tuple[str, str]]
+"""The functions of public APIs -> (app, API)."""
 
 
-def guard_routes(client, public: dict[str, list[str]]) -> None:
-    """Make a world's client run no other endpoints than those of the public APIs, which `public` names by app."""
+def public_endpoints(public: dict[str, list[str]]) -> Endpoints:
+    """The functions of the public APIs -> (app, API); `public` names the APIs by app."""
     from appworld.common.utils import get_name_to_apis
 
-    endpoints = {
-        endpoint
+    return {
+        endpoint: (app, name)
         for app, names in public.items()
         for name, endpoint in get_name_to_apis(app, ignore_private_apis=True).items()
         if name in names
     }
+
+
+def guard_routes(client, endpoints: Endpoints, note: Callable[[str], None]) -> None:
+    """Make a world's client run no other endpoints than these.
+
+    Args:
+        client: the world's test client.
+        endpoints: what `public_endpoints` gave.
+        note: is told `app.api` of the endpoint that a request reaches.
+    """
     transport = client._transport
-    transport.app = _guarded(transport.app, client.app, endpoints)
+    transport.app = _guarded(transport.app, client.app, endpoints, note)
 
 
-def _guarded(serve: Callable, app, endpoints: set) -> Callable:
+def _guarded(serve: Callable, app, endpoints: Endpoints, note: Callable[[str], None]) -> Callable:
     async def guarded(scope, receive, send):
-        if scope["type"] == "http" and not _find_endpoints(app, scope) <= endpoints:
-            scope = {**scope, "path": NOWHERE, "raw_path": NOWHERE.encode(), "query_string": b""}
-        elif scope["type"] == "websocket":
-            raise RuntimeError("AppWorld has no websockets")
+        assert scope["type"] in ("http", "lifespan"), "AppWorld has no websockets"
+        endpoint = _find_endpoint(app, scope) if scope["type"] == "http" else None
+        if endpoint is not None:
+            if endpoint in endpoints:
+                note(".".join(endpoints[endpoint]))
+            else:
+                scope = {**scope, "path": NOWHERE, "raw_path": NOWHERE.encode(), "query_string": b""}
         await serve(scope, receive, send)
 
     return guarded
 
 
-def _find_endpoints(app, scope: dict) -> set:
-    """The function that the server would run for a request, in a set; the empty set if it would run none.
+def _find_endpoint(app, scope: dict) -> Callable | None:
+    """The function that the server would run for a request; `None` if it would run none.
 
     The server answers "Method Not Allowed" to a path whose routes are all for other methods.
     """
@@ -47,5 +62,5 @@ def _find_endpoints(app, scope: dict) -> set:
         match, child_scope = route.matches(scope)
         if match is Match.FULL:
             inner = child_scope["endpoint"]
-            return _find_endpoints(inner, {**scope, **child_scope}) if hasattr(inner, "routes") else {inner}
-    return set()
+            return _find_endpoint(inner, {**scope, **child_scope}) if hasattr(inner, "routes") else inner
+    return None
