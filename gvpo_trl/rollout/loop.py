@@ -27,15 +27,7 @@ from gvpo_trl.faults import EnvironmentFault, EnvironmentsExhausted, GenerationF
 from gvpo_trl.rollout.chat import Chat, spelled_out
 from gvpo_trl.rollout.clock import Clock
 from gvpo_trl.rollout.code import extract_code
-from gvpo_trl.rollout.types import (
-    Generate,
-    Step,
-    StopReason,
-    StreamingGenerate,
-    Trajectory,
-    Turn,
-    TurnRequest,
-)
+from gvpo_trl.rollout.types import Generate, Step, StopReason, StreamingGenerate, Trajectory, Turn, TurnRequest
 
 logger = logging.getLogger(__name__)
 
