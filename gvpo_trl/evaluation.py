@@ -57,6 +57,7 @@ def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", 
                 [row["task_id"] for row in mine],
                 [row["prompt"] for row in mine],
                 trainer.rollout_context(),
+                dates=[row.get("datetime") for row in mine],
                 in_metrics=False,
             )
     finally:

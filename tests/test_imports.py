@@ -20,6 +20,7 @@ LAZY = {"vllm", "matplotlib", "datasets", "pandas"}
 """Libraries that every module imports only inside the functions that use them."""
 APPWORLD = {"appworld", "freezegun", "IPython", "sqlmodel", "sqlalchemy", "fastapi", "starlette", "libcst"} | {
     "pydantic",
+    "fastapi_login",
     "traitlets",
     "pendulum",
     "anyio",

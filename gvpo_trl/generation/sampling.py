@@ -83,6 +83,10 @@ def inference_mode(model: torch.nn.Module) -> Iterator[None]:
             module.training = True
 
 
+FREE_LOOKS = 16
+"""How often `ClosedBlock` decodes a turn at every fence; later only when it has grown by a share of 1 / FREE_LOOKS."""
+
+
 class LogprobRecorder(LogitsProcessor):
     """Keeps the log-probability of each sampled token, with the scores of one step in memory at a time."""
 
@@ -110,6 +114,9 @@ class LogprobRecorder(LogitsProcessor):
 class ClosedBlock(StoppingCriteria):
     """Ends a row at the end of its first code block.
 
+    A turn is decoded only where a fence may just have ended. A turn of many fences is decoded less and less often, so
+    that the work stays linear in its length; it may then run on behind its block, and is cut there afterwards.
+
     Args:
         tokenizer: decodes turns.
         prompt_length: tokens of each row before the turn, padding included.
@@ -118,20 +125,25 @@ class ClosedBlock(StoppingCriteria):
     def __init__(self, tokenizer: Any, prompt_length: int):
         self._tokenizer = tokenizer
         self._prompt_length = prompt_length
+        self._looks: dict[int, tuple[int, int]] = {}
+        """By row: how often its turn was decoded, and the length from which it is decoded again."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """(B,) whether each row of `input_ids` has just closed its first block."""
         done = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
         for row, text in enumerate(self._tokenizer.batch_decode(input_ids[:, -1:])):
-            if "`" in text:  # whole turns are decoded only where a fence may just have ended
+            length = input_ids.shape[1] - self._prompt_length
+            looks, due = self._looks.get(row, (0, 0))
+            if ("`" in text or "~" in text) and length >= due:
                 turn = self._tokenizer.decode(input_ids[row, self._prompt_length :], skip_special_tokens=True)
                 done[row] = _closes_block(turn)
+                self._looks[row] = looks + 1, 0 if looks < FREE_LOOKS else length + length // FREE_LOOKS
         return done
 
 
 def _closes_block(text: str) -> bool:
     code = extract_code(text)
-    return code is not None and "```" in text[code.spans[0][1] :]
+    return code is not None and code.closed
 
 
 def length_to_closed_block(tokenizer: Any, ids: list[int]) -> int:

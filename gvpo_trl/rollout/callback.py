@@ -92,7 +92,7 @@ class MultiTurnRollout:
         task_ids = [row.get("task_id") for row in context.rows]
         if None in task_ids:
             raise ValueError("The dataset has no column 'task_id'; make it with load_tasks, or add the column.")
-        trajectories = self.attempt(task_ids, prompts, context)
+        trajectories = self.attempt(task_ids, prompts, context, dates=[row.get("datetime") for row in context.rows])
         if context.is_training:
             self.prefetch.rolled_out(task_ids)
         return self._rows(trajectories, context)
@@ -103,6 +103,7 @@ class MultiTurnRollout:
         prompts: Sequence[list[dict[str, Any]]],
         context: RolloutContext,
         *,
+        dates: Sequence[str | None] | None = None,
         in_metrics: bool = True,
     ) -> list[Trajectory]:
         """Attempt each task once with the trainer's model as it is, and return the trajectories.
@@ -113,6 +114,7 @@ class MultiTurnRollout:
             task_ids: (B,)
             prompts: (B,) conversational prompts.
             context: of the trainer (`GVPOTrainer.rollout_context()`).
+            dates: (B,) each task's date and time in ISO format, for templates that write today's date.
             in_metrics: whether they count in the metrics of the trainer's next log.
         """
         chat = Chat(
@@ -124,7 +126,7 @@ class MultiTurnRollout:
         loop = RolloutLoop(self.environments, chat, self.budgets(context))
         started = time.perf_counter()
         with context.generation_session(sorted(chat.end_ids)) as generate:
-            trajectories = loop.run(task_ids, prompts, generate)
+            trajectories = loop.run(task_ids, prompts, generate, dates)
         clock = loop.clock
         seconds = RolloutSeconds(
             generate=clock.generate_s,

@@ -27,7 +27,7 @@ class RolloutContext:
     """What the trainer hands to a rollout, made anew for each call of it. All lengths are in tokens."""
 
     rows: Sequence[Mapping[str, Any]]
-    """(B,) the data set's rows of this call, in the order of the prompts; TRL passes the prompts alone."""
+    """(B,) the data set's rows of this call, in the order of the prompts: `task_id`, and `datetime` where known."""
     is_training: bool
     """Whether the trajectories are sampled to train on them, and not to evaluate."""
     tokenizer: Any

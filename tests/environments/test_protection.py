@@ -1,12 +1,11 @@
 """Agent code is kept from the answers: its restriction is checked, and it does not learn where the data lies."""
 
-import os
-import sys
-from pathlib import Path
-
 import pytest
 
 from gvpo_trl.environments.appworld import AppWorldEnvironments
+from gvpo_trl.environments.appworld.engine import boot
+from gvpo_trl.environments.appworld.engine.agents import host as agents
+from gvpo_trl.environments.appworld.hosts import Launch
 from gvpo_trl.environments.appworld.protection import Protection
 from gvpo_trl.faults import EpisodeFault, SetupError
 from tests.environments.support import split_ids
@@ -28,12 +27,12 @@ def task(pocket_root):
 
 @pytest.mark.parametrize("level", ["none", "partial"])
 def test_a_kernel_that_offers_too_little_is_said_once_or_refused(caplog, level):
-    strict = Protection(sandboxed=True, required=True, answers=[])
+    strict = Protection(sandboxed=True, required=True)
     with pytest.raises(SetupError, match=f"level here is '{level}': {LACKS[0]}"):
-        strict.learn(level, LACKS, [])
-    lenient = Protection(sandboxed=True, required=False, answers=[])
-    lenient.learn(level, LACKS, [])
-    lenient.learn(level, LACKS, [])
+        strict.learn(level, LACKS)
+    lenient = Protection(sandboxed=True, required=False)
+    lenient.learn(level, LACKS)
+    lenient.learn(level, LACKS)
     lenient.check_self_test(["read the canary"])
     assert caplog.text.count("AGENT CODE IS NOT FULLY SANDBOXED") == 1 and level in str(lenient)
     strict.level = "full"
@@ -42,42 +41,40 @@ def test_a_kernel_that_offers_too_little_is_said_once_or_refused(caplog, level):
 
 
 def test_agent_code_beside_its_world_is_said_once(caplog):
-    protection = Protection(sandboxed=False, required=False, answers=[])
+    protection = Protection(sandboxed=False, required=False)
     protection.warn()
     protection.warn()
     assert caplog.text.count("agent code runs beside the world and can read the answers") == 1
 
 
-@pytest.mark.parametrize("level", ["full", "none"])
-def test_answers_that_interpreters_could_read_are_refused_where_they_are_kept_from_them(tmp_path, level):
-    (data := tmp_path / "library" / "data").mkdir(parents=True)
-    (link := tmp_path / "link").symlink_to(data)
-    for answers in (data, link):
-        protection = Protection(sandboxed=True, required=False, answers=[tmp_path / "elsewhere", answers])
-        protection.learn(level, LACKS, [str(tmp_path / "other"), str(data / "file")])
-        protection = Protection(sandboxed=True, required=False, answers=[tmp_path / "elsewhere", answers])
-        for _ in range(2):
-            if level == "full":
-                with pytest.raises(SetupError, match="which agent code can read; move the data root elsewhere"):
-                    protection.learn(level, [], [str(tmp_path / "library")])
-            else:
-                protection.learn(level, LACKS, [str(tmp_path / "library")])
+class Unrestricted(Launch):
+    """Starts a host of interpreters that say they are restricted and are not."""
+
+    def command(self, *arguments: str) -> list[str]:
+        code = (
+            "import runpy, sys\n"
+            f"runpy.run_path({boot.__file__!r})['load_package']()\n"
+            f"from {agents.__package__} import host\n"
+            "host.sandbox.restrict = lambda **options: ('landlock-7', 'seccomp')\n"
+            "sys.argv[0:1] = ['host']\n"
+            "host.main()"
+        )
+        return [str(self.python), "-I", "-c", code, *arguments]
 
 
-def test_an_interpreter_that_can_read_what_it_must_not_runs_no_agent_code(own, task, monkeypatch):
+def test_an_interpreter_that_is_not_restricted_runs_no_agent_code(own, task):
     if own.sandbox != "full":
         pytest.skip("this kernel cannot restrict the interpreter in full")
-    agents = own.machinery.agents
-    readable = sys.prefix if os.getuid() else "/usr/lib"
-    canary = next(path for path in Path(readable).rglob("*.py") if path.stat().st_mode & 4)
-    monkeypatch.setitem(agents.launch.config, "canaries", [str(canary)])
-    agents.host.close()
+    keeper = own.machinery.agents
+    launch = keeper.launch
+    keeper.launch = Unrestricted(**vars(launch))
+    keeper.host.close()
     try:
         with pytest.raises(EpisodeFault, match="not restricted as it should be"):
             own.open(task)
     finally:
-        monkeypatch.undo()
-        agents.host.close()
+        keeper.launch = launch
+        keeper.host.close()
     with own.open(task) as episode:
         assert episode.step("print(1)").failure is None
 

@@ -28,7 +28,7 @@ def small_root(pocket_root, tmp_path_factory):
 
 def test_columns_and_prompts(pocket_root):
     tasks = load_tasks("train", root=pocket_root)
-    assert tasks.column_names == ["prompt", "task_id", "scenario", "difficulty", "instruction", "split"]
+    assert tasks.column_names == ["prompt", "task_id", "scenario", "difficulty", "instruction", "datetime", "split"]
     assert tasks["task_id"] == split_ids(pocket_root) and set(tasks["split"]) == {"train"}
     row = tasks[0]
     specs = json.loads((pocket_root / "data" / "tasks" / row["task_id"] / "specs.json").read_text())

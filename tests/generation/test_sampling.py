@@ -8,6 +8,7 @@ import torch
 from peft import LoraConfig
 from transformers import GenerationConfig
 
+from gvpo_trl.generation.sampling import ClosedBlock
 from gvpo_trl.generation.transformers import TransformersGenerate
 from gvpo_trl.generation.vllm import EngineSource, Sampling, engine_context_length
 from gvpo_trl.rollout.types import TurnRequest
@@ -140,3 +141,30 @@ def test_vllm_has_the_weights_of_now_before_the_first_request(tmp_path):
     trainer.state.global_step = 1
     trainer.generation_session()
     assert engine.synced == [1, 1]
+
+
+class CountingDecoder:
+    """A byte tokenizer that counts the ids it decodes."""
+
+    def __init__(self):
+        self.decoded = 0
+
+    def decode(self, ids, **options):
+        self.decoded += len(ids)
+        return "".join(map(chr, ids))
+
+    def batch_decode(self, rows):
+        return [self.decode(row) for row in rows]
+
+
+@pytest.mark.parametrize("text", ["`", "```\n", "~", "x `y` "])
+def test_the_work_of_looking_for_a_closed_block_grows_with_the_turn(text):
+    def work(length):
+        tokenizer = CountingDecoder()
+        criterion = ClosedBlock(tokenizer, prompt_length=0)
+        ids = torch.tensor([[ord(letter) for letter in (text * length)[:length]]])
+        for end in range(1, length + 1):
+            criterion(ids[:, :end], None)
+        return tokenizer.decoded
+
+    assert work(4000) < 2.5 * work(2000)

@@ -49,7 +49,7 @@ class Machinery:
             self.protection.warn()
         else:
             facts = self.agents.get().wait_ready()
-            self.protection.learn(str(facts["level"]), facts["missing"], facts["readable"])
+            self.protection.learn(str(facts["level"]), facts["missing"])
 
     def report_success(self) -> None:
         """Forgive the hosts their earlier deaths: an episode was scored."""
@@ -78,7 +78,6 @@ def make_machinery(
 ) -> Machinery:
     """Put the machinery together; no process starts yet. The arguments are those of `AppWorldEnvironments`."""
     task = task_folders(root)[0]
-    answers = [root / "data", task / "ground_truth"]  # the path of either may be a link
     shared = {
         "max_interactions": limits.max_interactions,
         "soft_timeout_s": int(limits.step_timeout_s),
@@ -109,5 +108,5 @@ def make_machinery(
         worlds=keeper,
         agents=agent_keeper if isolation == "split" else None,
         evaluators=Evaluators(keeper),
-        protection=Protection(sandboxed=isolation == "split", required=require_sandbox, answers=answers),
+        protection=Protection(sandboxed=isolation == "split", required=require_sandbox),
     )

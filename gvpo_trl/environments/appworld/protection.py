@@ -1,8 +1,7 @@
 """Checks that agent code is kept from the answers on this machine, and reports how well."""
 
 import logging
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from gvpo_trl.faults import EpisodeFault, SetupError
 
@@ -15,12 +14,10 @@ class Protection:
     Args:
         sandboxed: whether agent code runs in interpreters, and not in its world's process.
         required: refuse to run agent code where the restriction is not complete.
-        answers: folders with ground truth.
     """
 
-    def __init__(self, *, sandboxed: bool, required: bool, answers: Sequence[Path]) -> None:
+    def __init__(self, *, sandboxed: bool, required: bool) -> None:
         self.sandboxed, self.required = sandboxed, required
-        self._answers = answers
         self.level: str | None = None
         """`"full"`, `"partial"` or `"none"`; `None` until a host of interpreters has said what its kernel offers."""
         self._announced = False
@@ -41,21 +38,19 @@ class Protection:
             self._announced = True
             _log.warning(str(self))
 
-    def learn(self, level: str, missing: Sequence[str], readable: Iterable[str]) -> None:
+    def learn(self, level: str, missing: Sequence[str]) -> None:
         """Take in what a host of interpreters says of its kernel; the first time, check it and say it in the log.
 
         Args:
             level: of the restriction that the kernel allows.
             missing: what it lacks, each with its remedy.
-            readable: the paths that a restricted interpreter can read.
 
         Raises:
-            SetupError: the restriction is required and not complete, or it leaves the answers readable.
+            SetupError: the restriction is required and not complete.
         """
         self.level = level
         if self._announced:
             return
-        self._check_answers(readable)
         reasons = "; ".join(missing)
         if level == "full":
             _log.info(str(self))
@@ -81,13 +76,3 @@ class Protection:
         """
         if leaks and self.enforced:
             raise EpisodeFault(f"the interpreter is not restricted as it should be: {'; '.join(leaks)}")
-
-    def _check_answers(self, readable: Iterable[str]) -> None:
-        """Raise where interpreters can read an answer. They cannot try, as they must not know where the data lies."""
-        for folder in self._answers if self.enforced else ():
-            for path in readable:
-                if folder.resolve().is_relative_to(Path(path).resolve()):
-                    raise SetupError(
-                        f"{str(folder)!r} holds ground truth and lies in {path!r}, which agent code can read; "
-                        "move the data root elsewhere"
-                    )

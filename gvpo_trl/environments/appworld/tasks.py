@@ -89,7 +89,7 @@ def load_tasks(
 
     Returns:
         A `datasets.Dataset` with the columns `prompt` (system and user message), `task_id`, `scenario`, `difficulty`,
-        `instruction` and `split` (`None` for ids).
+        `instruction`, `datetime` (of the task's world, ISO format) and `split` (`None` for ids).
 
     Raises:
         SetupError: the split or a task is unknown, no task is left, the root holds no data, or the template is broken.
@@ -149,6 +149,7 @@ def _row(root: Path, task_id: str, template: string.Template, split: str | None)
         # The official test splits come without ground truth.
         "difficulty": _read_json(metadata)["difficulty"] if metadata.is_file() else None,
         "instruction": specs["instruction"],
+        "datetime": specs.get("datetime"),
         "split": split,
     }
 

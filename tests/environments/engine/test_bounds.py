@@ -56,7 +56,7 @@ def test_a_forged_log_is_cut(small, task):
         episode.step(forged)
         assert episode.step("print(1)").text == "ok"
         assert episode.score().failed
-        log = episode._output / "tasks" / task / "logs" / "environment_io.md"
+        log = episode.output / "tasks" / task / "logs" / "environment_io.md"
         assert len(log.read_text()) < 60_000
 
 
@@ -114,7 +114,7 @@ def test_a_row_with_a_full_log_is_scored_by_its_state(small, task, pocket_root):
         assert episode.step(flood).failure is None
         assert episode.step(solution(pocket_root, task)).failure is None
         assert episode.score().reward == 1.0
-        log = (episode._output / "tasks" / task / "logs" / "api_calls.jsonl").read_text()
+        log = (episode.output / "tasks" / task / "logs" / "api_calls.jsonl").read_text()
         assert len(log) < 3_000_000 and len(log.splitlines()) > 300
 
 
@@ -124,30 +124,8 @@ def test_children_volunteer_for_the_oom_killer_and_hosts_do_not(small, task):
 
     with small.open(task) as episode:
         episode.step("print(1)")
-        for keeper in (small._hosts, small._agents):
+        for keeper in (small.machinery.worlds, small.machinery.agents):
             host = keeper.get().process.pid
             children = Path(f"/proc/{host}/task/{host}/children").read_text().split()
             assert children and {adjustment(int(child)) for child in children} == {1000}
             assert adjustment(host) == adjustment(os.getpid())
-
-
-SEARCH = """
-import functools
-gc, posix, system = map(__import__, ("gc", "posix", "sys"))
-mark = "".join(reversed(KRAM))
-gc.unfreeze()
-def holds(thing):
-    if type(thing) is str:
-        return mark in thing and thing != mark
-    return type(thing) is bytes and mark.encode() in thing
-print("WORKED" if any(holds(thing) for owner in gc.get_objects() for thing in gc.get_referents(owner)) else "nothing")
-"""
-
-
-def test_an_interpreter_does_not_know_where_the_data_lies(small, task, pocket_root, appworld_venv):
-    code = SEARCH.replace("KRAM", repr(str(pocket_root)[::-1]))
-    with small.open(task) as episode:
-        assert episode.step(code).text == "nothing\n"
-    options = {"venv": appworld_venv, "rehearse": False, "step_timeout_s": 20}
-    with AppWorldEnvironments(pocket_root, isolation="process", **options) as beside, beside.open(task) as episode:
-        assert episode.step(code).text == "WORKED\n", "where the world is, the path is known"

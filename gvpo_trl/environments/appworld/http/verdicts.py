@@ -12,7 +12,7 @@ from gvpo_trl.failures import FailureKind
 FAILED = "Execution failed. Traceback:\n"
 _FRAME = re.compile(r' *File "<python-input>", line \d+, in ')
 _API = re.compile(r"^Exception: Response status code is \d+:\n(.+)\Z", re.MULTILINE | re.DOTALL)
-_TIMEOUT = re.compile(r"^(?:Exception: )?Execution timed out after (\d+) seconds\.\Z", re.MULTILINE)
+_TIMEOUT = re.compile(r"^(?:Exception: )?Execution timed out after (\d{1,9}) seconds\.\Z", re.MULTILINE)
 _CHAINED = (
     "\nDuring handling of the above exception, another exception occurred:\n",
     "\nThe above exception was the direct cause of the following exception:\n",

@@ -66,8 +66,7 @@ class AgentHost:
         shells.rehearse(self.world)
         shells.freeze_clock()
         support = sandbox.probe()
-        facts = {"level": support.level, "missing": list(support.missing), "readable": list(READABLE)}
-        return {"appworld": appworld.__version__, **facts}
+        return {"appworld": appworld.__version__, "level": support.level, "missing": list(support.missing)}
 
     def serve_agent(self, trainer: socket.socket, world: socket.socket, request: dict) -> None:
         """The life of one interpreter: restrict it, learn the task's date, run steps until the trainer is gone."""
