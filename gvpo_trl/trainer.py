@@ -13,7 +13,7 @@ tenth.
                                                  test_the_loss_takes_one_advantage_per_token
     _generate                          private   gives rewards and logs the conversation, not one long message
                                                  test_a_whole_completion_is_one_message_and_tables_take_conversations
-    _calculate_rewards                 private   keeps the rewards, which decide which groups tie
+    _calculate_rewards                 private   leaves unscorable rows out, keeps rewards to find ties
                                                  test_advantages_are_the_difference_to_the_mean
     _compute_loss                      private   leaves out rows that cannot move the weights
                                                  test_every_term_of_the_loss_is_known
@@ -46,7 +46,7 @@ from gvpo_trl.generation.ranks import needs_equal_forwards
 from gvpo_trl.generation.sampling import greedy
 from gvpo_trl.generation.transformers import ModelSource, transformers_session
 from gvpo_trl.generation.vllm import EngineSource, engine_context_length, vllm_session
-from gvpo_trl.objective import outcome_advantages, shape_advantages
+from gvpo_trl.objective import shape_advantages
 from gvpo_trl.reporting.card import PAPER, name_local_base_model
 from gvpo_trl.reporting.traces import FOLDER, TraceWriter
 from gvpo_trl.rewards import passed_tests_share
@@ -54,6 +54,7 @@ from gvpo_trl.rollout.prefetch import Lookahead
 from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
 from gvpo_trl.text import printable_values
+from gvpo_trl.training.advantages import summed_advantages, unscorable_rows
 from gvpo_trl.training.checks import (
     check_chat,
     check_datasets,
@@ -163,11 +164,8 @@ class GVPOTrainer(GRPOTrainer):
             rewards_per_func: (B over all ranks, reward functions) unweighted rewards.
         """
         rewards = rewards_per_func * self.reward_weights.to(rewards_per_func)
-        total = rewards.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), torch.nan)
-        everyone = outcome_advantages(total, self._group_size)
-        if normalized := self.multi_objective_aggregation == "normalize_then_sum":  # a row ties if every function ties
-            each = torch.stack([outcome_advantages(column, self._group_size) for column in rewards.T])
-            everyone = torch.where(everyone.isnan(), everyone, each.nan_to_num(nan=0.0).abs().sum(dim=0))
+        normalized = self.multi_objective_aggregation == "normalize_then_sum"
+        everyone = summed_advantages(rewards, self._group_size, every_function_ties=normalized)
         rows = trl_advantages.numel()
         outcome = everyone[self.accelerator.process_index * rows :][:rows]
         if self.scale_rewards == "none" and not normalized:
@@ -209,8 +207,10 @@ class GVPOTrainer(GRPOTrainer):
         )
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
-        """Return TRL's (B over all ranks, functions) rewards, and keep them to find exact ties in them."""
-        self._call.rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        """Return TRL's (B over all ranks, functions) rewards, NaN for unscorable rows, and keep them to find ties."""
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        unscorable = self.accelerator.gather(unscorable_rows(inputs).to(rewards.device))
+        self._call.rewards = rewards.masked_fill(unscorable.unsqueeze(1), torch.nan)
         return self._call.rewards
 
     def _generate(self, prompts: list) -> tuple:

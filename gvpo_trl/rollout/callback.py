@@ -81,7 +81,8 @@ class MultiTurnRollout:
     def __call__(self, prompts: Sequence[list[dict[str, Any]]], trainer: RolloutTrainer) -> dict[str, Any]:
         """Attempt each prompt's task once, and return what TRL expects from a `rollout_func`, with extra fields.
 
-        Each field is a list with one value per prompt, in the order of the prompts.
+        Each field is a list with one value per prompt, in the order of the prompts. Only `logprobs` is `None` if any
+        turn has none.
 
         Args:
             prompts: (B,) conversational prompts, already repeated `num_generations` times.

@@ -30,7 +30,7 @@ def finish(passed: int, failed: int) -> str:
     return code(f"score = ({passed}, {failed})\ndone()")
 
 
-def _score(space: dict) -> Score:
+def score_of(space: dict) -> Score:
     if space.get("lost"):
         raise EvaluatorFault("the evaluator crashed")
     passed, failed = space.get("score", (0, 1))
@@ -120,7 +120,7 @@ def make_trainer(
         "max_turn_length": 100,
         "max_completion_length": 1000,
     }
-    arguments.setdefault("rollout_func", MultiTurnRollout(ToyEnvironment(score=_score)))
+    arguments.setdefault("rollout_func", MultiTurnRollout(ToyEnvironment(score=score_of)))
     trainer = trainer_class(
         model=model or tiny_model(tokenizer),
         args=GVPOConfig(output_dir=str(folder), **(defaults | options)),
