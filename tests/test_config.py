@@ -1,4 +1,4 @@
-"""Defaults, the names of the paper, and what is refused."""
+"""`GVPOConfig`: its defaults, the paper's names, its errors and its warnings."""
 
 import warnings
 
@@ -135,7 +135,7 @@ def test_batches_hold_whole_groups(tmp_path, options):
 
 @pytest.mark.parametrize(("option", "value"), [("top_p", 0.9), ("top_k", 50), ("min_p", 0.05)])
 def test_narrowed_sampling_biases_the_importance_ratio(tmp_path, option, value):
-    """trl#6789."""
+    """This is the case of trl#6789."""
     with pytest.warns(UserWarning, match=f"{option}={value} narrows.*importance ratio is biased.*Use top_p=1"):
         config(tmp_path, use_vllm=True, **{option: value})
 
@@ -185,7 +185,7 @@ def test_all_places_of_completions_are_named_at_once(tmp_path):
     [
         {"log_completions": True},
         {"log_completions": True, "report_to": "tensorboard"},
-        {"push_to_hub": True, "log_completions_hub_repo": "me/table", "report_to": ["wandb", "trackio"]},
+        {"push_to_hub": True, "report_to": ["wandb", "trackio"]},
     ],
 )
 def test_no_warning_where_no_table_of_completions_leaves_the_machine(tmp_path, options):
@@ -225,7 +225,7 @@ def test_a_configuration_file_and_the_command_line(tmp_path):
 def test_to_dict_comes_back_the_same(tmp_path):
     args = config(tmp_path, loss_aggregation="smts", failure_penalty=0.4, max_context_length=99)
     values = {name: args.to_dict()[name] for name, field in args.__dataclass_fields__.items() if field.init}
-    del values["generation_batch_size"]  # TRL works it out, and takes it or `steps_per_generation`
+    del values["generation_batch_size"]  # TRL derives it, and accepts only one of it and `steps_per_generation`
     again = GVPOConfig(**values)
     assert again.to_dict() == args.to_dict()
     assert args.to_dict()["loss_type"] == "dr_grpo"
