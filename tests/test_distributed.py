@@ -65,8 +65,8 @@ def test_metrics_are_of_the_whole_batch(ranks):
 def test_each_of_seven_tasks_counts_once(ranks):
     _, both = ranks
     for rank in both:
-        assert rank["eval"]["eval_tgc"] == 57.1  # 4 of 7
-        assert rank["eval"]["eval_sgc"] == 33.3  # t0 of t0, t1, t2
+        assert rank["eval"]["eval_tgc"] == 57.1  # 4 of 7 tasks
+        assert rank["eval"]["eval_sgc"] == 33.3  # 1 of 3 scenarios
         assert (rank["report"]["tasks"], rank["report"]["attempts"]) == (3, 3)
 
 

@@ -124,7 +124,7 @@ def test_any_number_of_loader_processes_gives_the_same_run(tmp_path, workers):
 
 def test_worlds_of_the_next_batch_are_asked_for_before_the_step_on_this_one(tmp_path):
     _, environment = trained(tmp_path, max_steps=3)
-    assert len(environment.opened_tasks) == 12, "three batches of four"
+    assert len(environment.opened_tasks) == 12, "the run has three batches of four"
     first = environment.events.index(tuple(environment.opened_tasks[4:8]))
     assert first == 4, "the second batch is asked for when the first is rolled out, before the step"
 
