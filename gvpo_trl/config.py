@@ -1,4 +1,4 @@
-"""`GVPOConfig`: what differs from TRL's `GRPOConfig`, and nothing else."""
+"""`GVPOConfig`: the options that TRL's `GRPOConfig` lacks or for which GVPO has another default."""
 
 import warnings
 from dataclasses import dataclass, field
@@ -8,20 +8,21 @@ from trl import GRPOConfig
 from gvpo_trl.objective import AGGREGATIONS, SHAPING_MODES
 
 LOSS_TYPES_OF = {"smtm": ("grpo",), "smts": ("dr_grpo",), "token-mean": ("dapo", "bnpo")}
-"""The paper's names of the loss aggregations and TRL's `loss_type` for each, the default first."""
+"""Maps each of the paper's loss aggregations to TRL's `loss_type`; the first one is the default."""
 
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo")
-"""TRL's losses that take one advantage per token."""
+"""Values of TRL's `loss_type` that take one advantage per token."""
 
 FAILURE_SPANS = ("turn", "code")
+"""Values of `failure_span`."""
 
-TABLES = ("wandb", "trackio")
+TABLE_TRACKERS = ("wandb", "trackio")
 """Trackers to which TRL sends the table of completions."""
 
 
 @dataclass
 class GVPOConfig(GRPOConfig):
-    r"""Configuration of [`GVPOTrainer`]: GRPO's, with the paper's defaults and what the shaping and the rollout need.
+    r"""Configuration of [`GVPOTrainer`]: TRL's, with the paper's defaults and options for shaping and rollout.
 
     Only the parameters that are new or whose default differs are documented here; see [`~trl.GRPOConfig`] for the
     others. Where the paper does not state a value, the default comes from the closest public work, named below.
@@ -30,63 +31,65 @@ class GVPOConfig(GRPOConfig):
         > Parameters that control the objective
 
         failure_penalty (`float`, *optional*, defaults to `0.2`):
-            The paper's b: how much worse a failed step is than its trajectory. Its ablation calls 0.1 too weak and 0.4
-            unstable.
+            The paper's b, which says how much worse a failed step is than its trajectory. The paper's ablation calls
+            0.1 too weak and 0.4 unstable.
         shaping (`str`, *optional*, defaults to `"multiplicative"`):
-            `"multiplicative"` is the paper's, `"additive"` its ablation, `"none"` gives every token the outcome
-            advantage (GRPO without division by the standard deviation).
+            `"multiplicative"` is the paper's method and `"additive"` its ablation. `"none"` gives every token the
+            outcome advantage, which is GRPO without division by the standard deviation.
         failure_span (`str`, *optional*, defaults to `"turn"`):
             Which tokens of a failed step are shaped: the whole assistant `"turn"`, or only the `"code"` in it. A
             failed turn without code has no code to shape.
         loss_aggregation (`str`, *optional*):
-            The paper's name of the loss: `"smtm"`, `"smts"` or `"token-mean"`. Sets `loss_type` to `"grpo"`,
-            `"dr_grpo"` or `"dapo"`. An error if `loss_type` says otherwise.
+            The paper's name of the loss: `"smtm"`, `"smts"` or `"token-mean"`. It sets `loss_type` to `"grpo"`,
+            `"dr_grpo"` or `"dapo"`. A `loss_type` that disagrees is an error.
         loss_type (`str`, *optional*, defaults to `"grpo"`):
             TRL's name of sequence-mean-token-mean, the paper's aggregation (TRL's default is `"dapo"`).
         scale_rewards (`str`, *optional*, defaults to `"none"`):
-            The paper removes the standard deviation: dividing by it biases the optimization.
+            The paper does not divide by the standard deviation, because that biases the optimization.
         epsilon (`float`, *optional*, defaults to `0.2`) and epsilon_high (`float`, *optional*, defaults to `0.28`):
-            Clip-higher. The paper does not state its bounds; these are DAPO's.
+            Bounds of clip-higher. The paper does not state them; these are DAPO's.
         beta (`float`, *optional*, defaults to `0.0`):
-            No KL term, as in LOOP and DAPO; the paper does not state one.
+            There is no KL term, as in LOOP and DAPO. The paper does not state one.
         num_generations (`int`, *optional*, defaults to `8`):
             The paper's group size.
         vllm_importance_sampling_mode (`str`, *optional*, defaults to `"token_truncate"`):
-            TRL's `"sequence_mask"` multiplies a ratio over the thousands of tokens of a trajectory and masks whole
-            trajectories.
+            Each token's importance ratio is bounded by itself. TRL's default, `"sequence_mask"`, multiplies the ratios
+            of a trajectory's thousands of tokens and masks whole trajectories.
         drop_small_advantages (`float`, *optional*, defaults to `0.0`):
             Zeroes the rows whose |Â| is below this, as LOOP does with 0.01. A row with a failed step is never dropped.
         skip_idle_rows (`bool`, *optional*, defaults to `True`):
-            Leave rows out of forward and backward whose advantages are all 0, where nothing else gives them a
+            Leaves rows whose advantages are all 0 out of forward and backward, where nothing else gives them a
             gradient (`beta=0`, no entropy bonus, no `top_entropy_quantile`, no MoE loss, not `"bnpo"`). The loss stays
-            the same; TRL's entropy and clip metrics are then of the rows that are trained on.
+            the same. TRL's entropy and clip metrics then cover only the rows that are trained on.
 
         > Parameters that control the rollout
 
         max_turns (`int`, *optional*, defaults to `40`):
-            Turns of a trajectory (LOOP trains with 40 and evaluates with 50).
+            The most turns of a trajectory (LOOP trains with 40 and evaluates with 50).
         max_turn_length (`int`, *optional*, defaults to `1500`):
-            New tokens of one turn (LOOP's).
+            The most sampled tokens of one turn (LOOP's value).
         max_observation_length (`int`, *optional*, defaults to `3000`):
-            Tokens of one observation; a longer one loses its middle, and says so (LOOP's budget).
+            The most tokens of one observation (LOOP's value). A longer one loses its middle, where a note says so.
         max_completion_length (`int`, *optional*, defaults to `32000`):
-            Tokens of a trajectory after its prompt: all turns and observations. Also the divisor of `"smts"`.
+            The most tokens of a trajectory after its prompt, which are those of all turns and observations. It is also
+            the divisor of `"smts"`.
         max_context_length (`int`, *optional*):
-            Tokens of prompt and trajectory together. Defaults to vLLM's `vllm_max_model_length` where that is set,
-            else to the model's `max_position_embeddings`.
+            The most tokens of prompt and trajectory together. With vLLM the default is the limit of its engine or
+            server, which also bounds a larger value. Without vLLM it is the model's `max_position_embeddings`.
         kv_cache_tokens (`int`, *optional*, defaults to `262144`):
-            Tokens whose keys and values stay between turns when the model itself generates (without vLLM), over all
-            trajectories of a process; the least recently used go first. `0` reads the whole history again each turn.
+            Tokens whose keys and values are kept between turns when the model itself generates (without vLLM), over
+            all trajectories of a process. The least recently used trajectories are dropped first. With `0` the model
+            reads the whole history again in each turn.
         stop_after_code (`bool`, *optional*, defaults to `False`):
-            End a turn with its first closed code block, without vLLM. The end-of-turn token that the model then did
-            not sample is put in by the template and is not trained on.
+            Ends a turn at the end of its first code block; works without vLLM only. The end-of-turn token, which the
+            model then does not sample, is added by the template and is not trained on.
         no_code_is_failure (`bool`, *optional*, defaults to `True`):
             Whether a turn without code to run counts as a failed step.
         mask_truncated_completions (`bool`, *optional*, defaults to `False`):
-            As in TRL, which looks at the last token; a trajectory that a budget of turns or tokens ended counts as
-            truncated as well.
+            Leaves truncated trajectories out of the loss. TRL calls a completion truncated if its last token does not
+            end a turn; here a trajectory that a budget of turns or tokens ended is truncated as well.
         log_trajectories (`bool`, *optional*, defaults to `True`):
-            Write every trajectory to `output_dir/_trajectories/`, one JSON line each (`gvpo-trl view`).
+            Writes every trajectory to `output_dir/_trajectories/` as one line of JSON, for `gvpo-trl view`.
     """
 
     num_generations: int | None = field(default=8, metadata={"help": "Trajectories per task: the paper's G."})
@@ -152,13 +155,13 @@ class GVPOConfig(GRPOConfig):
             )
 
     def _places_of_completions(self) -> list[str]:
-        """Where the tables of completions go besides this machine."""
+        """List where TRL sends the tables of completions, besides this machine."""
         places = []
         if self.push_to_hub:
             places.append("push_to_hub=True takes output_dir/completions along")
         if self.log_completions_hub_repo is not None:
             places.append(f"log_completions_hub_repo={self.log_completions_hub_repo!r} is a dataset on the Hub")
-        places += [f"report_to={name!r} gets them as a table" for name in self.report_to if name in TABLES]
+        places += [f"report_to={name!r} gets them as a table" for name in self.report_to if name in TABLE_TRACKERS]
         return places
 
     def _check_objective(self):

@@ -1,7 +1,7 @@
-"""Attempts at a split's tasks with the model as it is: the figures of a report, without a loss.
+"""Evaluates a model: attempts a split's tasks and sums up the trajectories in a report.
 
-`trainer.evaluate()` gives the same figures in TRL's way, together with the loss; this is the faster path for a report,
-and the one that keeps the trajectories.
+`trainer.evaluate()` gives the same figures together with TRL's loss. The functions here are faster because they
+compute no loss, and they return the trajectories.
 """
 
 import json
@@ -21,28 +21,30 @@ if TYPE_CHECKING:
 
 
 def evaluate(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", samples: int = 1) -> dict[str, float]:
-    """Attempt every task `samples` times and sum up.
+    """Attempt every task `samples` times and return the figures of a report.
 
     Args:
-        trainer: its model, sampling settings, environments and budgets are used; nothing is trained.
+        trainer: provides the model, sampling settings, environments and budgets; its model is not trained.
         dataset: rows with `prompt` and `task_id`, as `load_tasks` makes them, or a stream of such rows.
-        samples: attempts at each task, sampled as in training.
+        samples: number of attempts at each task, sampled as in training.
 
     Returns:
         `tgc` and `sgc` in per cent; `reward`, `failed_step_share` and `docs_step_share` in [0, 1]; `turns_per_task`,
         `tasks`, `attempts` and `unscorable`.
 
     Raises:
-        ValueError: for an empty data set or fewer than one sample.
+        ValueError: the data set is empty, or `samples` is less than 1.
     """
     return summarize(attempt_tasks(trainer, dataset, samples))
 
 
 def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", samples: int = 1) -> list[Trajectory]:
-    """Attempt every task `samples` times, shared out over the processes; each returns all trajectories.
+    """Attempt every task `samples` times and return the trajectories.
+
+    The attempts are shared out over the processes, and each process returns the trajectories of all.
 
     Raises:
-        ValueError: as `evaluate`.
+        ValueError: the data set is empty, or `samples` is less than 1.
     """
     if samples < 1:
         raise ValueError(f"samples={samples} must be at least 1.")
@@ -66,10 +68,10 @@ def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", 
 
 
 def write_report(report: dict[str, Any], path: Path) -> None:
-    """Write a report as JSON; a reader never finds half of one.
+    """Write a report as JSON. The file is replaced as a whole, so nobody reads a half-written report.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written to.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")

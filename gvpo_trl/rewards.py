@@ -7,8 +7,9 @@ TRL calls a reward function with `prompts`, `completions` (the conversation, wit
     passed_tests, failed_tests           requirement texts, `None` for a trajectory that could not be scored
     failed_steps, turns                  counts
 
-A reward function returns `None` for a row that it cannot score. The mean of the group leaves that row out, and the row
-has no effect on the weights.
+A reward function returns `None` for a row that it cannot score. If every function does, the mean of the group leaves
+that row out, and the row has no effect on the weights. The same holds for a trajectory that could not be scored,
+whatever the functions return for it.
 """
 
 from collections.abc import Iterable

@@ -1,18 +1,19 @@
 """`GVPOTrainer`: TRL's `GRPOTrainer` with advantages that differ per step.
 
-The method is in `objective.py`; here it is wired into TRL. This table has the nine hooks: the methods of TRL and
-transformers that are overridden, whether they are public, why, and the test of `tests/test_trl_contract.py` that pins
-what the hook relies on. `test_nothing_of_trls_is_hidden_by_accident` holds that there is no tenth.
+The method is in `objective.py`; this module wires it into TRL. The table lists the nine hooks, which are the methods
+of TRL and transformers that the trainer overrides. It says whether each is public, why it is overridden, and which
+test of `tests/test_trl_contract.py` pins it. `test_nothing_of_trls_is_hidden_by_accident` makes sure that there is no
+tenth.
 
-    __init__                           public    checks before a model is loaded, defaults
+    __init__                           public    checks arguments before a model is loaded, sets defaults
                                                  test_the_overridden_methods_have_these_signatures
     train                              public    refuses greedy sampling before anything runs
                                                  test_the_overridden_methods_have_these_signatures
-    _generate_and_score_completions    private   advantages (B,) become shaped ones (B, T)
+    _generate_and_score_completions    private   replaces advantages (B,) by shaped ones (B, T)
                                                  test_the_loss_takes_one_advantage_per_token
-    _generate                          private   rewards and logs get the conversation, not one long message
+    _generate                          private   gives rewards and logs the conversation, not one long message
                                                  test_a_whole_completion_is_one_message_and_tables_take_conversations
-    _calculate_rewards                 private   keeps the rewards, which decide what ties
+    _calculate_rewards                 private   leaves unscorable rows out, keeps rewards to find ties
                                                  test_advantages_are_the_difference_to_the_mean
     _compute_loss                      private   leaves out rows that cannot move the weights
                                                  test_every_term_of_the_loss_is_known
@@ -23,8 +24,8 @@ what the hook relies on. `test_nothing_of_trls_is_hidden_by_accident` holds that
     create_model_card                  public    names a base model that is a local folder
                                                  test_the_model_card_of_a_local_model_says_none
 
-The loss stays TRL's, which takes advantages of both shapes, so importance ratios, clipping, the loss aggregations, the
-entropy bonus and the MoE loss are TRL's.
+TRL's loss takes advantages of both shapes. It is used as it is, with TRL's importance ratios, clipping, aggregations,
+entropy bonus and MoE loss.
 """
 
 import logging
@@ -45,7 +46,7 @@ from gvpo_trl.generation.ranks import needs_equal_forwards
 from gvpo_trl.generation.sampling import greedy
 from gvpo_trl.generation.transformers import ModelSource, transformers_session
 from gvpo_trl.generation.vllm import EngineSource, engine_context_length, vllm_session
-from gvpo_trl.objective import outcome_advantages, shape_advantages
+from gvpo_trl.objective import shape_advantages
 from gvpo_trl.reporting.card import PAPER, name_local_base_model
 from gvpo_trl.reporting.traces import FOLDER, TraceWriter
 from gvpo_trl.rewards import passed_tests_share
@@ -53,44 +54,53 @@ from gvpo_trl.rollout.prefetch import Lookahead
 from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
 from gvpo_trl.text import printable_values
-from gvpo_trl.training.checks import check_chat, check_datasets, check_rows, check_sampling, failed_tokens
-from gvpo_trl.training.metrics import expected_attempts, goal_completion, rollout_sums, shaping_sums
+from gvpo_trl.training.advantages import summed_advantages, unscorable_rows
+from gvpo_trl.training.checks import (
+    check_chat,
+    check_datasets,
+    check_eval_groups,
+    check_rows,
+    check_sampling,
+    failed_tokens,
+)
+from gvpo_trl.training.metrics import expected_attempts, goal_completion, group_shares, rollout_sums, shaping_sums
 from gvpo_trl.training.row_skipping import KNOWN_LOSSES, TrainingStep, fingerprint, loss_of_moving_rows
 
 logger = logging.getLogger(__name__)
 
 LOSS_METHODS = (GRPOTrainer._compute_loss, GRPOTrainer.compute_loss, GRPOTrainer.training_step)
-"""Where TRL could add a term to the loss."""
+"""The methods in which TRL could add a term to the loss."""
 
 
 @dataclass(slots=True)
 class _Call:
-    """What is known of one call of `_generate_and_score_completions` while it runs."""
+    """State of one call of `_generate_and_score_completions` while it runs."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """(B,) the data set's rows of the batch; TRL hands the rollout their prompts alone."""
+    """(B,) the data set's rows of the batch; TRL passes only their prompts to the rollout."""
     rewards: torch.Tensor | None = None
-    """(B over all ranks, reward functions)"""
+    """(B over all ranks, reward functions) unweighted rewards, NaN where a function gave none."""
 
 
 class GVPOTrainer(GRPOTrainer):
     """Trainer for GVPO, Group Verification-based Policy Optimization for interactive coding agents.
 
-    Takes the arguments of [`~trl.GRPOTrainer`], of which these differ:
+    It takes the arguments of [`~trl.GRPOTrainer`]. These differ from TRL's:
 
     Args:
         args (`GVPOConfig`, *optional*):
-            Configuration; a plain one named after the model when it is not given.
+            Configuration. The default has an output directory named after the model.
         train_dataset ([`~datasets.Dataset`]):
-            Conversational prompts in `prompt` and one `task_id` a row, as `load_tasks` makes them.
+            Rows with a conversation in `prompt` and a `task_id`, as `load_tasks` makes them.
         reward_funcs (*optional*):
-            Reward functions of TRL's signature (`gvpo_trl.rewards`); the share of passed tests when not given.
+            Reward functions with TRL's signature, for example from `gvpo_trl.rewards`. The default is the share of
+            passed tests.
         rollout_func (`MultiTurnRollout`):
-            Runs the trajectories. Another function may stand here if it returns `env_mask` and `failed_mask` beside
-            what TRL asks for.
+            Runs the trajectories. Any other function will do if it returns `env_mask` and `failed_mask` beside what
+            TRL asks for.
 
     Raises:
-        ValueError: for missing or contradicting arguments, before a model is loaded.
+        ValueError: an argument is missing or contradicts another one; raised before a model is loaded.
     """
 
     _tag_names = ["trl", "gvpo"]  # noqa: RUF012 - TRL's own declaration
@@ -115,7 +125,7 @@ class GVPOTrainer(GRPOTrainer):
         self._engine_context_length: int | None = None
         reward_funcs = passed_tests_share if reward_funcs is None else reward_funcs
         temperature = args.temperature
-        if temperature == 0:  # greedy evaluation; TRL scores tokens under the distribution that nothing has sharpened
+        if temperature == 0:  # TRL divides logits by the temperature; a greedy evaluation scores the unscaled logits
             args.temperature = 1.0
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         args.temperature = temperature
@@ -127,7 +137,7 @@ class GVPOTrainer(GRPOTrainer):
     # The method
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's batch with per-token advantages: shaped (B, T) in the place of (B,)."""
+        """Return TRL's batch with the shaped advantages (B, T) in place of TRL's (B,)."""
         self._call = _Call(rows=inputs)
         batch = super()._generate_and_score_completions(inputs)
         action_mask = batch["completion_mask"] * batch["tool_mask"]  # (B, T)
@@ -144,40 +154,37 @@ class GVPOTrainer(GRPOTrainer):
         return batch
 
     def _outcome_advantages(self, trl_advantages: torch.Tensor, rewards_per_func: torch.Tensor) -> torch.Tensor:
-        """(B,) outcome advantages of this rank's rows, exactly 0 for a tie and NaN for an unscorable row.
+        """Return the (B,) outcome advantages of this rank's rows: exactly 0 for a tie, NaN for an unscorable row.
 
-        TRL's own advantages are kept where its options ask for more than R − mean(R): a scaling, or several rewards
-        normalized one by one.
+        TRL's own advantages are kept where its options ask for more than R − mean(R): for a scaling, or for several
+        rewards that are normalized one by one.
 
         Args:
-            trl_advantages: (B,)
-            rewards_per_func: (B over all ranks, reward functions)
+            trl_advantages: (B,) advantages of this rank's rows, as TRL computed them.
+            rewards_per_func: (B over all ranks, reward functions) unweighted rewards.
         """
         rewards = rewards_per_func * self.reward_weights.to(rewards_per_func)
-        total = rewards.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), torch.nan)
-        everyone = outcome_advantages(total, self._group_size)
-        if normalized := self.multi_objective_aggregation == "normalize_then_sum":  # a tie is one in every function
-            each = torch.stack([outcome_advantages(column, self._group_size) for column in rewards.T])
-            everyone = torch.where(everyone.isnan(), everyone, each.nan_to_num(nan=0.0).abs().sum(dim=0))
+        normalized = self.multi_objective_aggregation == "normalize_then_sum"
+        everyone = summed_advantages(rewards, self._group_size, every_function_ties=normalized)
         rows = trl_advantages.numel()
         outcome = everyone[self.accelerator.process_index * rows :][:rows]
         if self.scale_rewards == "none" and not normalized:
             return outcome
         return torch.where((outcome == 0) | outcome.isnan(), outcome, trl_advantages)
 
-    # What TRL and transformers call on the way
+    # Hooks that TRL and transformers call
 
     def train(self, *args, **kwargs):
-        """Train as TRL does.
+        """Train as TRL does, but refuse greedy sampling.
 
         Raises:
-            ValueError: for greedy sampling, which gives every trajectory of a group the same turns.
+            ValueError: sampling is greedy, so every trajectory of a group would have the same turns.
         """
         check_sampling(self.args)
         return super().train(*args, **kwargs)
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's loss, without the rows that cannot move the weights."""
+        """Return TRL's loss, computed without the rows that cannot move the weights."""
         step = TrainingStep(
             rows_may_be_skipped=self._rows_may_be_skipped(inputs),
             accelerator=self.accelerator,
@@ -186,7 +193,7 @@ class GVPOTrainer(GRPOTrainer):
         return loss_of_moving_rows(super()._compute_loss, model, inputs, step)
 
     def _rows_may_be_skipped(self, inputs: dict[str, Any]) -> bool:
-        """Whether advantages are all that gives a row a gradient, and no other row's loss is divided by its tokens."""
+        """Whether a row has a gradient only through its advantages, and its tokens scale no other row's loss."""
         return (
             self.model.training
             and self.args.skip_idle_rows
@@ -194,20 +201,22 @@ class GVPOTrainer(GRPOTrainer):
             and self.beta == 0
             and not self._entropy_bonus_enabled
             and not self.aux_loss_enabled
-            and self.top_entropy_quantile == 1.0  # its threshold is taken over the entropies of all rows
+            and self.top_entropy_quantile == 1.0  # the threshold depends on the entropies of all rows
             and self.loss_type != "bnpo"
-            and inputs.get("pixel_values") is None  # has a row for an image or tile, not for a trajectory
+            and inputs.get("pixel_values") is None  # these have a row per image or tile, not per trajectory
         )
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
-        """(B over all ranks, functions) rewards, kept because the sign of an advantage must not depend on rounding."""
-        self._call.rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        """Return TRL's (B over all ranks, functions) rewards, NaN for unscorable rows, and keep them to find ties."""
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        unscorable = self.accelerator.gather(unscorable_rows(inputs).to(rewards.device))
+        self._call.rewards = rewards.masked_fill(unscorable.unsqueeze(1), torch.nan)
         return self._call.rewards
 
     def _generate(self, prompts: list) -> tuple:
-        """TRL's rollout; each row's conversation, one message a turn, stands in the place of one long message."""
+        """Run TRL's rollout, and return each row's conversation in place of TRL's one long message."""
         tokenizer, parsers = self._tokenizer, {}
-        for name in ("response_template", "response_schema"):  # they would parse all turns as one response
+        for name in ("response_template", "response_schema"):  # TRL would parse all turns as one response
             if getattr(tokenizer, name, None) is not None:
                 parsers[name] = getattr(tokenizer, name)
                 setattr(tokenizer, name, None)
@@ -223,7 +232,7 @@ class GVPOTrainer(GRPOTrainer):
         return (*head, completions, logprobs, extra, images, tool_images)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
-        """The batches of one optimizer step; the rollout learns of them, and of the batch after them."""
+        """Return the batches of one optimizer step, and tell the rollout about them and the batch after them."""
         prefetch = getattr(self.rollout_func, "prefetch", None)
         if prefetch is None:
             return super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -235,35 +244,35 @@ class GVPOTrainer(GRPOTrainer):
         return batches, num_items
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix: str = "eval", **kwargs):
-        """TRL's evaluation, with `{prefix}_tgc` and `{prefix}_sgc` over the whole data set, each task counted once."""
-        self._check_eval_groups()
+        """Evaluate as TRL does, and add `{prefix}_tgc` and `{prefix}_sgc`, which count each task only once."""
+        check_eval_groups(self.args, self.num_generations_eval)
         self._outcomes.clear()
         self._metrics["eval"].clear()
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         dataset, samples = dataloader.dataset, self.num_generations_eval
         while not hasattr(dataset, "column_names") and hasattr(dataset, "dataset"):
-            dataset = dataset.dataset  # a stream stands behind what shards it over the processes
-        if not has_length(dataset):  # TRL repeats the rows of a stream, and the indices of any other data set
+            dataset = dataset.dataset  # accelerate wraps a stream to shard it over the processes
+        if not has_length(dataset):  # TRL has already repeated the rows of a stream
             samples = 1
         goals = goal_completion(expected_attempts(self._outcomes, dataset, samples))
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in goals.items()})
         return output
 
     def create_model_card(self, *args, **kwargs) -> None:
-        """TRL's model card, which names a base model that is a local folder `None`."""
+        """Write TRL's model card, and name a base model that is a local folder, for which TRL writes `None`."""
         super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():
             name_local_base_model(Path(self.args.output_dir) / "README.md")
 
-    # What the rollout asks for
+    # What the rollout needs from the trainer
 
     @property
     def tokenizer(self):
-        """The text tokenizer, also of a model with a processor."""
+        """The text tokenizer, which is part of the processor where a model has one."""
         return self._tokenizer
 
     def rollout_context(self) -> RolloutContext:
-        """What a rollout with this trainer's model needs; see [`~gvpo_trl.rollout.seam.RolloutContext`]."""
+        """Return what a rollout with this trainer's model needs; its fields are documented in `RolloutContext`."""
         args = self.args
         return RolloutContext(
             rows=self._call.rows,
@@ -285,26 +294,25 @@ class GVPOTrainer(GRPOTrainer):
         )
 
     def _context_length(self) -> int | None:
-        """Tokens that prompt and trajectory may have together, `None` where nobody says."""
+        """Return how many tokens prompt and trajectory may have together, or `None` where nothing limits them."""
         if not self.use_vllm:
             of_model = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
             return self.args.max_context_length or of_model
-        if self._engine_context_length is None:  # vLLM refuses what is longer, so its own limit holds
+        if self._engine_context_length is None:  # vLLM refuses longer requests, so its limit applies
             self._engine_context_length = engine_context_length(self.vllm_generation, self.accelerator.is_main_process)
         return min(self._engine_context_length, self.args.max_context_length or self._engine_context_length)
 
     def generation_session(
         self, end_ids: Sequence[int] | None = None
     ) -> AbstractContextManager[Generate | StreamingGenerate]:
-        """What samples the turns of a rollout: vLLM with `use_vllm`, else the model itself.
+        """Open what samples the turns of a rollout: vLLM with `use_vllm`, else the model itself.
 
         Args:
-            end_ids: ids that end a turn; TRL's `eos_token_ids` when not given.
+            end_ids: ids that end a turn; the default is TRL's `eos_token_ids`.
         """
-        end_ids = self.eos_token_ids if end_ids is None else end_ids
-        accelerator = self.accelerator
+        end_ids, accelerator = self.eos_token_ids if end_ids is None else end_ids, self.accelerator
         if self.use_vllm:
-            if self.state.global_step != self._last_loaded_step:  # as TRL before a rollout of its own
+            if self.state.global_step != self._last_loaded_step:  # TRL does the same before it generates
                 self.vllm_generation.sync_weights()
                 self._last_loaded_step = self.state.global_step
             return vllm_session(
@@ -323,7 +331,7 @@ class GVPOTrainer(GRPOTrainer):
                 model=self._model_for_generation,
                 config=greedy(self.generation_config) if self.args.temperature == 0 else self.generation_config,
                 end_ids=end_ids,
-                pad_id=self._tokenizer.pad_token_id,  # TRL sets one where there is none
+                pad_id=self._tokenizer.pad_token_id,  # TRL sets it where the tokenizer has none
                 kv_cache_tokens=self.args.kv_cache_tokens,
                 stop_after_code=self._tokenizer if self.args.stop_after_code else None,
                 equal_forwards=needs_equal_forwards(
@@ -336,7 +344,7 @@ class GVPOTrainer(GRPOTrainer):
 
     @contextmanager
     def _model_for_generation(self) -> Iterator[torch.nn.Module]:
-        """The unwrapped model, its sharded parameters gathered, without gradients: entered once around a rollout."""
+        """Yield the unwrapped model for a whole rollout, with sharded parameters gathered and without gradients."""
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
@@ -351,7 +359,7 @@ class GVPOTrainer(GRPOTrainer):
             yield model
 
     def _record_rollout(self, trajectories: list[Trajectory], seconds: RolloutSeconds, in_metrics: bool) -> None:
-        """Keep what a rollout saw: traces, metrics, an evaluation's outcomes."""
+        """Write a rollout's traces, and add it to the metrics and to the outcomes of an evaluation."""
         if self.args.log_trajectories:
             self._traces.write(trajectories, step=self.state.global_step, mode=self._mode)
         if in_metrics:
@@ -378,17 +386,8 @@ class GVPOTrainer(GRPOTrainer):
     def _group_size(self) -> int:
         return self.num_generations if self._mode == "train" else self.num_generations_eval
 
-    def _check_eval_groups(self) -> None:
-        """Check what TRL's configuration checks only for evaluations while training."""
-        size, processes = self.args.per_device_eval_batch_size, self.args.world_size
-        if size * processes % self.num_generations_eval:
-            raise ValueError(
-                f"per_device_eval_batch_size={size} on {processes} process(es) must hold whole groups of "
-                f"{self.num_generations_eval} samples; set it to a multiple of that, or set num_generations_eval."
-            )
-
     def _add_metrics(self, sums: dict[str, tuple[float, float]]) -> None:
-        """Log the ratios of sums, added over ranks before they are divided; every rank has the same keys."""
+        """Log the ratio of each (sum, count), added over ranks before the division; every rank has the same keys."""
         values = torch.tensor(list(sums.values()), dtype=torch.float64).to(self.accelerator.device, torch.float32)
         totals = self.accelerator.reduce(values, reduction="sum").tolist()
         for name, (total, count) in zip(sums, totals, strict=True):
@@ -397,8 +396,5 @@ class GVPOTrainer(GRPOTrainer):
     def _record_shaping(self, outcome, action_mask, failed_mask, shaped) -> None:
         self._add_metrics(shaping_sums(outcome, action_mask, failed_mask, shaped))
         rows = self.accelerator.gather(torch.stack([outcome, (failed_mask & (shaped != 0)).any(dim=1)], dim=1))
-        outcomes, moved = rows.view(-1, self._group_size, 2).unbind(dim=2)
-        tied = (outcomes.nan_to_num(nan=0.0) == 0).all(dim=1)
-        moved = tied & moved.any(dim=1)
-        self._metrics[self._mode]["groups/zero_variance"].append(tied.float().mean().item())
-        self._metrics[self._mode]["groups/zero_variance_with_gradient"].append(moved.float().mean().item())
+        for name, share in group_shares(*rows.unbind(dim=1), self._group_size).items():
+            self._metrics[self._mode][name].append(share)

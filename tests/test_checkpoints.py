@@ -1,4 +1,4 @@
-"""Checkpoints, adapters, resuming and the model card: TRL's, and ours only where they must say GVPO."""
+"""Checkpoints, adapters, resuming and the model card work as in TRL, and the card names GVPO."""
 
 import json
 
@@ -20,7 +20,7 @@ def lora(**options) -> LoraConfig:
 
 
 def saved_model(folder):
-    """The tiny model and its tokenizer as a local model folder."""
+    """Save the tiny model and its tokenizer as a local model folder."""
     tokenizer = tiny_tokenizer()
     tiny_model(tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -83,7 +83,7 @@ def test_a_run_resumes_where_it_stood(tmp_path):
     traces = tmp_path / "_trajectories" / "rank0.jsonl"
     assert len(list(read_traces(tmp_path))) == 8
     with traces.open("a") as file:
-        file.write('{"schema": 1, "mode": "tr')  # the run was killed while it wrote
+        file.write('{"schema": 1, "mode": "tr')  # as if the run had been killed while it wrote
 
     resumed = make_trainer(tmp_path, SCRIPT, max_steps=3, **options)
     resumed.train(resume_from_checkpoint=True)
@@ -123,7 +123,7 @@ def test_the_model_card_names_and_cites_gvpo(tmp_path):
 
 
 def test_push_to_hub_uploads_model_tokenizer_and_card(tmp_path, monkeypatch):
-    """The Hub's client alone is replaced: what it is asked to upload is what the run wrote."""
+    """Only the Hub's client is replaced. It is asked to upload what the run has written."""
     uploads = []
 
     class Client:

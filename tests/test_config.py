@@ -1,4 +1,4 @@
-"""Defaults, the names of the paper, and what is refused."""
+"""`GVPOConfig`: its defaults, the paper's names, its errors and its warnings."""
 
 import warnings
 
@@ -10,7 +10,8 @@ from gvpo_trl import GVPOConfig
 
 
 def config(tmp_path, **options) -> GVPOConfig:
-    return GVPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", **options)
+    defaults = {"use_cpu": True, "bf16": False, "report_to": "none"}
+    return GVPOConfig(output_dir=str(tmp_path), **(defaults | options))
 
 
 def test_defaults_are_those_of_the_contract(tmp_path):
@@ -101,6 +102,9 @@ def test_losses_with_a_ratio_per_token_are_taken(tmp_path, loss_type):
             "stop_after_code=True works without vLLM only.*include_stop_str",
         ),
         ({"drop_small_advantages": -1.0}, "drop_small_advantages=-1.0 must be >= 0"),
+        ({"temperature": -0.5}, "temperature=-0.5 must be >= 0 and finite; 0 is greedy"),
+        ({"temperature": float("inf")}, "temperature=inf must be >= 0 and finite"),
+        ({"temperature": float("nan")}, "temperature=nan must be >= 0 and finite"),
         ({"max_turns": 0}, "max_turns=0 must be at least 1"),
         ({"max_turn_length": 0}, "max_turn_length=0 must be at least 1"),
         ({"max_observation_length": -3}, "max_observation_length=-3 must be at least 1"),
@@ -131,7 +135,7 @@ def test_batches_hold_whole_groups(tmp_path, options):
 
 @pytest.mark.parametrize(("option", "value"), [("top_p", 0.9), ("top_k", 50), ("min_p", 0.05)])
 def test_narrowed_sampling_biases_the_importance_ratio(tmp_path, option, value):
-    """trl#6789."""
+    """This is the case of trl#6789."""
     with pytest.warns(UserWarning, match=f"{option}={value} narrows.*importance ratio is biased.*Use top_p=1"):
         config(tmp_path, use_vllm=True, **{option: value})
 
@@ -140,7 +144,9 @@ def test_narrowed_sampling_biases_the_importance_ratio(tmp_path, option, value):
     "options",
     [
         {"use_vllm": True},
-        {"use_vllm": True, "top_p": 1.0, "top_k": 0},
+        {"use_vllm": True, "top_p": 1.0, "top_k": 0, "min_p": 0.0},
+        {"use_vllm": True, "top_p": None, "top_k": None, "min_p": None},
+        {"use_vllm": True, "top_k": -1},
         {"use_vllm": True, "top_p": 0.9, "vllm_importance_sampling_correction": False},
         {"use_vllm": False, "top_p": 0.9},
     ],
@@ -149,6 +155,47 @@ def test_no_warning_where_the_ratio_is_right(tmp_path, options):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*importance ratio is biased")
         config(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"push_to_hub": True}, "push_to_hub=True takes output_dir/completions along"),
+        ({"log_completions_hub_repo": "me/table"}, "log_completions_hub_repo='me/table' is a dataset on the Hub"),
+        ({"report_to": "wandb"}, "report_to='wandb' gets them as a table"),
+        ({"report_to": ["tensorboard", "trackio"]}, "report_to='trackio' gets them as a table"),
+    ],
+)
+def test_each_place_that_completions_are_uploaded_to_is_named(tmp_path, options, place):
+    with pytest.warns(UserWarning, match="uploads the tasks' texts: .*log_completions=False") as warned:
+        config(tmp_path, log_completions=True, **options)
+    (text,) = [str(each.message) for each in warned if "uploads" in str(each.message)]
+    assert text.startswith(f"log_completions=True uploads the tasks' texts: {place}. AppWorld")
+
+
+def test_all_places_of_completions_are_named_at_once(tmp_path):
+    options = {"push_to_hub": True, "log_completions_hub_repo": "me/table", "report_to": ["wandb", "trackio"]}
+    words = "push_to_hub=True.*; log_completions_hub_repo.*; report_to='wandb'.*; report_to='trackio'"
+    with pytest.warns(UserWarning, match=words):
+        config(tmp_path, log_completions=True, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"log_completions": True},
+        {"log_completions": True, "report_to": "tensorboard"},
+        {"push_to_hub": True, "report_to": ["wandb", "trackio"]},
+    ],
+)
+def test_no_warning_where_no_table_of_completions_leaves_the_machine(tmp_path, options):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*uploads the tasks' texts")
+        config(tmp_path, **options)
+
+
+def test_a_temperature_of_0_is_kept_for_evaluations(tmp_path):
+    assert config(tmp_path, temperature=0).temperature == 0
 
 
 def test_a_configuration_file_and_the_command_line(tmp_path):
@@ -178,7 +225,7 @@ def test_a_configuration_file_and_the_command_line(tmp_path):
 def test_to_dict_comes_back_the_same(tmp_path):
     args = config(tmp_path, loss_aggregation="smts", failure_penalty=0.4, max_context_length=99)
     values = {name: args.to_dict()[name] for name, field in args.__dataclass_fields__.items() if field.init}
-    del values["generation_batch_size"]  # TRL works it out, and takes it or `steps_per_generation`
+    del values["generation_batch_size"]  # TRL derives it, and accepts only one of it and `steps_per_generation`
     again = GVPOConfig(**values)
     assert again.to_dict() == args.to_dict()
     assert args.to_dict()["loss_type"] == "dr_grpo"

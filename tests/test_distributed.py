@@ -1,4 +1,4 @@
-"""Two processes on one machine: groups span ranks, and every rank tells the same."""
+"""Training with two processes on one machine: groups span ranks, and all ranks report the same figures."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_a_group_spans_both_ranks(ranks):
     assert zero["processes"] == one["processes"] == 2
     for (tasks_zero, values_zero), (tasks_one, values_one) in zip(zero["train"], one["train"], strict=True):
         assert len({*tasks_zero, *tasks_one}) == 1
-        # Rewards 1, 0.5 | 0, 0.5: the mean is the whole group's.
+        # The rewards are 1 and 0.5 on rank 0, and 0 and 0.5 on rank 1; the mean is that of all four.
         assert values_zero == [pytest.approx([0.0, 0.5]), [0.0]]
         assert values_one == [pytest.approx([-0.6, -0.5]), pytest.approx([-0.2, 0.0])]
 
@@ -65,8 +65,8 @@ def test_metrics_are_of_the_whole_batch(ranks):
 def test_each_of_seven_tasks_counts_once(ranks):
     _, both = ranks
     for rank in both:
-        assert rank["eval"]["eval_tgc"] == 57.1  # 4 of 7
-        assert rank["eval"]["eval_sgc"] == 33.3  # t0 of t0, t1, t2
+        assert rank["eval"]["eval_tgc"] == 57.1  # 4 of 7 tasks
+        assert rank["eval"]["eval_sgc"] == 33.3  # 1 of 3 scenarios
         assert (rank["report"]["tasks"], rank["report"]["attempts"]) == (3, 3)
 
 

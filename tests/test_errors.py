@@ -1,4 +1,4 @@
-"""A user's mistakes end in one sentence, before a model is loaded where that is possible."""
+"""A user's mistakes end in an error of one sentence, if possible before a model is loaded."""
 
 import pytest
 from datasets import Dataset, IterableDataset
@@ -10,7 +10,7 @@ from tests.support.toy import ToyEnvironment
 from tests.support.training import FAIL, finish, make_trainer, tasks
 
 NOWHERE = "/no/such/model"
-"""Loading this model fails, so what is refused before it says something else."""
+"""A model that cannot be loaded. Arguments that are refused earlier cause another error than the model's."""
 
 
 def refuse(tmp_path, words, *, config=GVPOConfig, **arguments):
@@ -55,7 +55,7 @@ def test_refused_before_the_model_is_loaded(tmp_path, arguments, words):
 
 
 def test_a_later_prompt_that_fills_the_context_is_named_by_its_task(tmp_path):
-    """Only the first prompt is measured before the model loads."""
+    """Before the model is loaded, only the first prompt is measured."""
     rows = tasks(2)
     long = [{"role": "user", "content": "x" * 100}]
     rows = rows.map(lambda row, index: row if index == 0 else {"prompt": long}, with_indices=True)
@@ -89,7 +89,7 @@ def test_a_reward_function_that_returns_too_few(tmp_path):
 
 
 def test_a_stream_of_tasks_trains(tmp_path):
-    """Its length is unknown, its rows are repeated by TRL; each keeps its own trajectory."""
+    """A stream has no length. TRL repeats its rows, and each row keeps its own trajectory."""
 
     def stream():
         yield from tasks(4)

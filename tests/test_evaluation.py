@@ -1,4 +1,4 @@
-"""Evaluation in TRL's way: every task once, TGC and SGC, and what is logged on the way."""
+"""Evaluations: each task counts once, TGC and SGC are right, and so are the logged metrics and completions."""
 
 import json
 from contextlib import nullcontext
@@ -19,12 +19,12 @@ MISSED = finish(1, 1)
 
 
 def solve(*task_ids):
-    """A script that solves these tasks."""
+    """Return a script that solves these tasks."""
     return lambda number, row: [SOLVED if row["task_id"] in task_ids else MISSED]
 
 
 def test_each_of_57_tasks_counts_once_with_batches_of_8(tmp_path):
-    """TRL PR#6137."""
+    """This is the case of TRL PR#6137."""
     solved = {f"t{n}_{variant}" for n in range(10) for variant in (1, 2, 3)} | {"t10_1", "t18_3"}
     trainer = make_trainer(
         tmp_path,
@@ -40,11 +40,11 @@ def test_each_of_57_tasks_counts_once_with_batches_of_8(tmp_path):
     assert len(list(read_traces(tmp_path))) == 57
     assert trainer.state.log_history[-1]["eval_tgc"] == 56.1
     trainer.script = solve()
-    assert trainer.evaluate()["eval_tgc"] == 0.0, "a second evaluation starts anew"
+    assert trainer.evaluate()["eval_tgc"] == 0.0, "a second evaluation does not add to the first"
 
 
 def test_several_samples_a_task(tmp_path):
-    """Of the two samples of each task the first is solved: TGC 50, and half of the scenarios' attempts."""
+    """The first of the two samples of each task is solved, so TGC is 50, and so is SGC."""
     trainer = make_trainer(
         tmp_path,
         lambda number, row: [SOLVED if number % 2 == 0 else MISSED],
@@ -105,7 +105,7 @@ def test_the_best_checkpoint_by_tgc(tmp_path):
         load_best_model_at_end=True,
         metric_for_best_model="eval_tgc",
     )
-    # Both tasks are solved before the second step, none after it.
+    # Both tasks are solved after the first step, and none after the second.
     trainer.script = lambda number, row: [SOLVED if trainer.state.global_step == 1 else MISSED]
     trainer.train()
     assert trainer.state.best_metric == 100.0
@@ -128,7 +128,7 @@ def test_an_evaluation_set_given_late_needs_task_ids(tmp_path):
 
 
 def test_a_report_without_a_loss(tmp_path):
-    """The model itself samples noise here: every turn is one without code."""
+    """The model itself samples here, and its random turns hold no code."""
     trainer = make_trainer(tmp_path, max_turns=2, max_turn_length=5)
     trainer.model.train()
     report = evaluate(trainer, tasks(3), samples=2)
@@ -168,14 +168,14 @@ def test_a_report_of_nothing_is_an_error(tmp_path, dataset, samples, words):
 
 
 MIXED = [[FAIL, finish(1, 0)], ["I give up.", FAIL, finish(0, 1)], [FAIL, finish(1, 1)], [LOST]]
-"""One row of each sign of Â, and one that cannot be scored."""
+"""A row with a positive Â, one with a negative Â, one that ties, and one that cannot be scored."""
 
 
 def test_metrics_of_a_batch_by_hand(tmp_path):
     trainer = make_trainer(tmp_path, MIXED)
     trainer.train()
     logged = trainer.state.log_history[0]
-    # Steps: 2 + 3 + 2 + 3 = 10; failed: 1 + 2 + 1 + 3, of which one without code.
+    # There are 2 + 3 + 2 + 3 = 10 steps, of which 1 + 2 + 1 + 3 failed, one of them for want of code.
     expected = {
         "steps/failed": 7 / 10,
         "steps/failed/runtime": 6 / 10,
@@ -196,7 +196,7 @@ def test_metrics_of_a_batch_by_hand(tmp_path):
     assert {name: logged[name] for name in expected} == pytest.approx(expected)
 
     def tokens(*turns):
-        return sum(len(turn) + 1 for turn in turns)  # a token a byte, and the end of the turn
+        return sum(len(turn) + 1 for turn in turns)  # one token per byte, and the end-of-turn token
 
     all_tokens = sum(tokens(*turns) for turns in MIXED[:3]) + 3 * tokens(LOST)
     assert logged["tokens/failed_positive"] == pytest.approx(tokens(FAIL) / all_tokens)
@@ -214,7 +214,7 @@ def test_metrics_of_a_batch_by_hand(tmp_path):
 
 @pytest.mark.parametrize(("shaping", "moved"), [("multiplicative", 0.5), ("additive", 0.5), ("none", 0.0)])
 def test_ties_with_and_without_a_failed_step(tmp_path, shaping, moved):
-    """Two groups that tie; a failed step gives the first of them a gradient."""
+    """Both groups tie, and a failed step gives the first one a gradient."""
     script = [[FAIL, MISSED], *[[MISSED]] * 7]
     trainer = make_trainer(tmp_path, script, per_device_train_batch_size=8, shaping=shaping)
     trainer.train()
@@ -224,7 +224,7 @@ def test_ties_with_and_without_a_failed_step(tmp_path, shaping, moved):
 
 @pytest.mark.parametrize("attribute", [None, "response_template", "response_schema"])
 def test_conversations_are_logged_as_they_were(tmp_path, capsys, attribute):
-    """Also with a tokenizer that would parse all turns as one response."""
+    """This holds even with a tokenizer that would parse all turns as one response."""
     tokenizer = tiny_tokenizer()
     if attribute:
         setattr(tokenizer, attribute, {"type": "object", "properties": {}})
@@ -243,7 +243,7 @@ def test_conversations_are_logged_as_they_were(tmp_path, capsys, attribute):
     ]
     assert table["advantage"].tolist() == [0.5, -0.5, 0.0, 0.0]
     if attribute:
-        assert getattr(tokenizer, attribute) is not None, "the tokenizer is as it was"
+        assert getattr(tokenizer, attribute) is not None, "the tokenizer is restored"
 
 
 def test_logged_completions_show_control_characters_and_rewards_get_them_as_they_are(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""From failed steps to gradients: the wiring of the method into TRL's trainer."""
+"""How failed steps reach the gradients: the wiring of the method into TRL's trainer."""
 
 import copy
 
@@ -22,7 +22,7 @@ LENGTHS = [
     [finish(1, 2)],
     [FAIL, FAIL, finish(1, 2)],
 ]
-"""Eight trajectories of unequal lengths: a group with different rewards, a group that ties."""
+"""Eight trajectories of unequal lengths. The rewards of the first group differ, those of the second tie."""
 
 
 class Gradients(TrainerCallback):
@@ -42,7 +42,7 @@ def action_mask(batch):
 
 
 def token_logprobs(model, batch, temperature=1.0):
-    """(B, T) from a plain forward pass over each row."""
+    """Return (B, T) log-probabilities from a plain forward pass."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1] / temperature
@@ -51,7 +51,7 @@ def token_logprobs(model, batch, temperature=1.0):
 
 
 def reference_gradients(parameters, batch, how, max_length):
-    """The clipped surrogate of the paper, built by hand and reduced by `aggregate_loss`."""
+    """Return gradients of the paper's clipped surrogate, written by hand and reduced by `aggregate_loss`."""
     model = tiny_model(tiny_tokenizer())
     model.load_state_dict(parameters, strict=False)
     logprobs = token_logprobs(model, batch)
@@ -65,7 +65,7 @@ def reference_gradients(parameters, batch, how, max_length):
 
 
 def window(inputs):
-    """The rows of an accumulation window as one batch."""
+    """Return the rows of an accumulation window as one batch."""
     return {key: torch.cat([each[key] for each in inputs]) for key in inputs[0] if inputs[0][key].dim() > 0}
 
 
@@ -132,7 +132,7 @@ def loss_gradient(trainer, batch):
 
 
 def test_observations_never_reach_the_loss_and_actions_do(tmp_path):
-    """unsloth#3573: a mask that is handed on and never used would pass every test of shapes."""
+    """A mask that never reaches the loss would pass every test of shapes (unsloth#3573)."""
     trainer = make_trainer(tmp_path, LENGTHS[:4])
     batch = trainer.one_batch()
     actions = action_mask(batch)
@@ -153,7 +153,7 @@ def test_observations_never_reach_the_loss_and_actions_do(tmp_path):
     unmasked, valued = batch["tool_mask"].clone(), batch["advantages"].clone()
     unmasked[row, token], valued[row, token] = 1, 1.0
     changed = loss_gradient(trainer, batch | {"tool_mask": unmasked, "advantages": valued})
-    assert not torch.allclose(changed, plain), "the mask is what keeps observations out"
+    assert not torch.allclose(changed, plain), "only the mask keeps observations out"
 
 
 def test_a_failed_token_outside_the_actions_is_an_error(tmp_path):
@@ -195,7 +195,7 @@ def test_a_failed_mask_of_another_length_is_an_error(tmp_path, change):
 
 
 def turn_values(trainer, batch, rows):
-    """Per row the advantages of each turn, which all its tokens share."""
+    """Return for each row the advantage of each turn, which all tokens of the turn share."""
     table = []
     for row, example in enumerate(rows):
         values, start = [], 0
@@ -226,7 +226,7 @@ def test_the_four_cases(tmp_path, shaping, worse):
 
 
 def test_equal_rewards_and_one_failed_step(tmp_path):
-    """trl#5588: exactly −b on that step, exactly 0 elsewhere; 1/3 is no float."""
+    """Advantages are exactly −b on the failed step and exactly 0 elsewhere, though 1/3 is inexact (trl#5588)."""
     script = [[code("x = 1"), FAIL, finish(1, 2)], [finish(1, 2)], [finish(1, 2)], [finish(1, 2)]]
     trainer = make_trainer(tmp_path, script)
     rows = trainer.rows()
@@ -235,7 +235,7 @@ def test_equal_rewards_and_one_failed_step(tmp_path):
 
 
 def test_unscorable_rows_move_nothing(tmp_path):
-    """A crashed evaluator is not the agent's failure: also its failed steps get 0, and the group keeps its size."""
+    """A crashed evaluator is not the agent's failure: the row's failed steps get 0, and the group keeps its size."""
     script = [[LOST], [finish(1, 0)], [FAIL, finish(0, 1)], [finish(1, 1)]]
     trainer = make_trainer(tmp_path, script)
     rows = trainer.rows()
@@ -284,7 +284,7 @@ def test_group_scaling_keeps_trls_advantages_and_the_zeros(tmp_path):
 
 
 def test_normalized_sums_of_rewards_keep_their_ties(tmp_path):
-    """In float32 the mean of seven 0.3 is not 0.3, and TRL divides the difference by almost nothing."""
+    """In float32 the mean of seven times 0.3 is not 0.3, and TRL divides that difference by a value near 0."""
 
     def constant(task_id, **columns):
         return [0.3 if task == "t0_1" else 0.5 for task in task_id]
@@ -302,7 +302,7 @@ def test_normalized_sums_of_rewards_keep_their_ties(tmp_path):
 
 
 def test_a_normalized_sum_ties_only_where_every_reward_does(tmp_path):
-    """The first row's plain sum is the group's mean; its normalized sum, 1.5 − 1.22, is not."""
+    """The plain sum of the first row's rewards is the group's mean, but their normalized sum, 1.5 − 1.22, is not."""
     trainer = make_trainer(
         tmp_path,
         [[finish(1, 1)]],
@@ -382,7 +382,7 @@ def test_only_the_code_of_a_failed_turn_can_be_shaped(tmp_path):
 
 
 def test_pad_token_equals_eos(tmp_path):
-    """trl#4974: observations are attended to and have no loss, though the end-of-turn token is the padding."""
+    """Observations are attended to and have no loss, though the end-of-turn token is the padding (trl#4974)."""
     tokenizer = tiny_tokenizer()
     tokenizer.pad_token = tokenizer.eos_token
     trainer = make_trainer(tmp_path, LENGTHS[:4], tokenizer=tokenizer)

@@ -1,4 +1,4 @@
-"""What the trainer relies on inside TRL, in one place: a TRL release that changes it fails here, and loudly."""
+"""Everything inside TRL that the trainer relies on. A TRL release that changes any of it fails here."""
 
 import ast
 import inspect
@@ -23,7 +23,7 @@ PROMPT, TURN, OBSERVATION = [3, 4, 5], [6, 7, 2], [8, 9, 10]
 
 
 class Plain(GRPOTrainer):
-    """TRL's own trainer, which keeps what goes by."""
+    """TRL's own trainer, which keeps the results of two of its methods."""
 
     def _generate(self, prompts):
         self.generated = super()._generate(prompts)
@@ -35,7 +35,7 @@ class Plain(GRPOTrainer):
 
 
 def rollout(prompts, trainer):
-    """Two turns with an observation between them; row n has n more tokens in its second turn."""
+    """Return two turns with an observation between them; row n has n additional tokens in its second turn."""
     completions = [TURN + OBSERVATION + [6] * row + TURN for row in range(len(prompts))]
     return {
         "prompt_ids": [PROMPT] * len(prompts),
@@ -85,43 +85,25 @@ def gradient(trainer, batch):
 
 def test_the_overridden_methods_have_these_signatures():
     def parameters(function):
-        return list(inspect.signature(function).parameters)
+        return " ".join(inspect.signature(function).parameters)
 
-    assert parameters(GRPOTrainer._generate_and_score_completions) == ["self", "inputs"]
-    assert parameters(GRPOTrainer._generate) == ["self", "prompts"]
-    assert {"resume_from_checkpoint", "trial"} <= {*parameters(GRPOTrainer.train)}
-    assert parameters(GRPOTrainer._compute_loss) == ["self", "model", "inputs"]
-    assert parameters(GRPOTrainer._calculate_rewards) == [
-        "self",
-        "inputs",
-        "prompts",
-        "completions",
-        "completion_ids_list",
-    ]
-    assert parameters(GRPOTrainer.__init__)[:6] == [
-        "self",
-        "model",
-        "reward_funcs",
-        "args",
-        "train_dataset",
-        "eval_dataset",
-    ]
-    assert {"processing_class", "peft_config", "tools", "rollout_func", "environment_factory"} <= {
-        *parameters(GRPOTrainer.__init__)
-    }
-    assert {"dataloader", "description", "metric_key_prefix"} <= {*parameters(GRPOTrainer.evaluation_loop)}
-    assert parameters(GRPOTrainer.create_model_card) == ["self", "model_name", "dataset_name", "tags"]
-    assert parameters(unwrap_model_for_generation) == [
-        "model",
-        "accelerator",
-        "gather_deepspeed3_params",
-        "generation_kwargs",
-        "gradient_checkpointing_kwargs",
-    ]
+    assert parameters(GRPOTrainer._generate_and_score_completions) == "self inputs"
+    assert parameters(GRPOTrainer._generate) == "self prompts"
+    assert {"resume_from_checkpoint", "trial"} <= {*parameters(GRPOTrainer.train).split()}
+    assert parameters(GRPOTrainer._compute_loss) == "self model inputs"
+    assert parameters(GRPOTrainer._calculate_rewards) == "self inputs prompts completions completion_ids_list"
+    init = parameters(GRPOTrainer.__init__)
+    assert init.startswith("self model reward_funcs args train_dataset eval_dataset ")
+    assert {"processing_class", "peft_config", "tools", "rollout_func", "environment_factory"} <= {*init.split()}
+    assert {"dataloader", "description", "metric_key_prefix"} <= {*parameters(GRPOTrainer.evaluation_loop).split()}
+    assert parameters(GRPOTrainer.create_model_card) == "self model_name dataset_name tags"
+    assert parameters(unwrap_model_for_generation) == (
+        "model accelerator gather_deepspeed3_params generation_kwargs gradient_checkpointing_kwargs"
+    )
 
 
 def test_nothing_of_trls_is_hidden_by_accident():
-    """Each public or private name of ours that TRL has as well is one of these."""
+    """The trainer shares no name with TRL's but these, public or private."""
     ours = {name for name in vars(GVPOTrainer) if not name.startswith("__") or name == "__init__"}
     shared = {name for name in ours if hasattr(GRPOTrainer, name)}
     assert shared == {
@@ -145,8 +127,8 @@ def test_nothing_of_trls_is_hidden_by_accident():
 
 
 def test_every_term_of_the_loss_is_known():
-    """Advantages move a row, and so do three terms, each behind a condition that `_rows_may_be_skipped` knows."""
-    assert fingerprint(LOSS_METHODS) in KNOWN_LOSSES, "a new loss of TRL: look for terms that move rows, then add it"
+    """Besides advantages, three terms give a row a gradient. `_rows_may_be_skipped` knows the condition of each."""
+    assert fingerprint(LOSS_METHODS) in KNOWN_LOSSES, "TRL has changed its loss: check its terms, then add its print"
     tree = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._compute_loss)))
     conditions = set()
     for branch in ast.walk(tree):
@@ -171,7 +153,7 @@ def adds_to_a_loss(statement: ast.AugAssign | ast.Assign) -> bool:
 
 
 def test_batches_are_taken_through_one_method(make):
-    """`get_batch_samples` sees the batches of each optimizer step, in the trainer's process."""
+    """`get_batch_samples` returns the batches of each optimizer step, in the trainer's process."""
     trainer = make(max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=2, disable_tqdm=True)
     assert list(inspect.signature(trainer.get_batch_samples).parameters) == ["epoch_iterator", "num_batches", "device"]
     taken, inner = [], trainer.get_batch_samples
@@ -184,8 +166,8 @@ def test_batches_are_taken_through_one_method(make):
     trainer.get_batch_samples = keep
     trainer.train()
     (first, one), (second, two) = taken
-    assert first is second, "one iterator an epoch"
-    assert one[0] == one[1], "the rows of a generation come once for each micro-batch"
+    assert first is second, "an epoch has one iterator"
+    assert one[0] == one[1], "each micro-batch of a generation has all rows of the generation"
     assert len(one[0]) == 4
     assert one[0] != two[0]
 
@@ -240,12 +222,9 @@ def test_the_order_of_what_generate_returns(make):
     trainer = make()
     trainer._generate_and_score_completions(trainer.given)
     prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, images, tool_images = trainer.generated
-    wanted = rollout(range(4), None)
-    assert (prompt_ids, completion_ids, tool_mask) == (
-        wanted["prompt_ids"],
-        wanted["completion_ids"],
-        wanted["env_mask"],
-    )
+    expected = rollout(range(4), None)
+    assert (prompt_ids, completion_ids) == (expected["prompt_ids"], expected["completion_ids"])
+    assert tool_mask == expected["env_mask"]
     assert [[message["role"] for message in each] for each in completions] == [["assistant"]] * 4
     assert set(extra) == {"number", "whole"}
     assert (logprobs, images, tool_images) == (None, None, [])
@@ -255,7 +234,7 @@ def test_extra_fields_are_merged_into_the_rows_in_place(make):
     trainer = make()
     trainer._generate_and_score_completions(trainer.given)
     assert [row["number"] for row in trainer.given] == [0, 1, 2, 3]
-    assert [row["whole"] for row in trainer.given] == [(1, 2)] * 4, "anything but a list is copied whole"
+    assert [row["whole"] for row in trainer.given] == [(1, 2)] * 4, "a value that is not a list is copied to every row"
 
 
 def test_an_extra_field_that_is_too_short_leaves_rows_without_it(make):
@@ -277,7 +256,7 @@ def test_an_empty_completion_crashes(make):
 
 
 def test_masks_lengths_and_padding(make):
-    """The environment mask is honoured without tools; `max_completion_length` (4) cuts nothing."""
+    """Without tools, TRL applies the environment mask. It does not cut completions to `max_completion_length` (4)."""
     trainer = make()
     batch = trainer._generate_and_score_completions(trainer.given)
     assert batch["completion_ids"].shape == (4, 12)
@@ -307,8 +286,7 @@ def test_the_loss_takes_one_advantage_per_token(make):
     batch = trainer._generate_and_score_completions(trainer.given)
     spread = batch["advantages"].unsqueeze(1).expand(batch["completion_ids"].shape)
     torch.testing.assert_close(gradient(trainer, batch | {"advantages": spread}), gradient(trainer, batch))
-    one_token = spread.clone()
-    one_token[0, 0] += 1
+    one_token = spread.index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(9.0))
     assert not torch.allclose(gradient(trainer, batch | {"advantages": one_token}), gradient(trainer, batch))
 
 
@@ -344,7 +322,7 @@ def test_when_old_logprobs_exist(make, options, exist):
 
 
 def test_what_the_buffer_does_to_our_values(make):
-    """Every value is a scalar or has the batch in front; rows stay together."""
+    """Each value is a scalar or has B as its first dimension, and the shuffle keeps the parts of a row together."""
     trainer = make()
     batch = trainer._generate_and_score_completions(trainer.given)
     assert all(value.dim() == 0 or len(value) == 4 for value in batch.values())
@@ -359,7 +337,7 @@ def test_what_the_buffer_does_to_our_values(make):
 def test_truncation_is_judged_by_the_last_token(make):
     def cut(prompts, trainer):
         rows = rollout(prompts, trainer)
-        rows["completion_ids"][0] = [*rows["completion_ids"][0][:-1], 6]
+        rows["completion_ids"][0][-1] = 6
         return rows
 
     trainer = make(cut, mask_truncated_completions=True)
@@ -376,7 +354,7 @@ def test_the_divisor_of_dr_grpo_is_max_completion_length(make):
 
 
 def test_a_whole_completion_is_one_message_and_tables_take_conversations(make, tmp_path):
-    """What the trainer hands on in its place must survive the table of completions."""
+    """The trainer returns conversations instead, so the table of completions must accept them."""
     trainer = make(log_completions=True, logging_steps=1, max_steps=1, disable_tqdm=True)
     conversation = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
     inner = trainer._generate
@@ -411,7 +389,7 @@ def test_nan_is_left_out_of_a_logged_metric(make):
 
 def test_rows_of_a_group_are_consecutive_and_objects_of_their_own(make):
     trainer = make(num_generations=2, shuffle_dataset=False)
-    (rows,) = [batch for number, batch in enumerate(trainer.get_train_dataloader()) if number == 0]
+    rows = next(iter(trainer.get_train_dataloader()))
     assert [row["task_id"] for row in rows] == ["t0_1", "t0_1", "t0_2", "t0_2"]
     assert len({id(row) for row in rows}) == 4
 

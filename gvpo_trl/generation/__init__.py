@@ -1,5 +1,5 @@
-"""What samples the turns of a rollout: transformers with a kept key-value cache, or vLLM.
+"""Generators, which sample the turns of a rollout: transformers with a key-value cache kept between turns, or vLLM.
 
-Runs in the trainer's process. Imports torch, transformers, accelerate and `rollout`'s types; vLLM only inside the
-functions that use it. `trainer.py` opens a session of it for each rollout.
+This package runs in the trainer's process. It imports torch, transformers, accelerate and `rollout`'s types, and vLLM
+only inside the functions that use it. `trainer.py` opens a session for each rollout.
 """

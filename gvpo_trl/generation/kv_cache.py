@@ -1,9 +1,9 @@
-"""Keys and values that stay between turns, and a cache that is written into.
+"""A key-value cache that is kept between turns, and cache layers that grow without copying.
 
-A trajectory of n turns would read its own history n times. `KeptStates` holds what each trajectory has read, one
-compact tensor a layer and trajectory, so any trajectories can form the next batch: some may have ended, others just
-begun.
-`GrowingLayer` replaces transformers' own layers, which copy all keys and values at every new token.
+Without a kept cache, a trajectory of n turns would read its own history n times. `KeptStates` holds the keys and
+values of what each trajectory has read, in compact tensors per trajectory and layer. Any trajectories can therefore
+form the next batch, also where some have ended and others have just begun. `GrowingLayer` replaces transformers' own
+layers, which copy all keys and values at every new token.
 """
 
 import functools
@@ -23,10 +23,10 @@ logger = logging.get_logger(__name__)
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values at the beginning of tensors that have room behind them.
+    """A cache layer whose tensors have room for more tokens after the keys and values that they hold.
 
     Args:
-        room: tokens to leave room for whenever the tensors are made anew.
+        room: number of additional tokens that fit whenever new tensors are allocated.
     """
 
     def __init__(self, room: int):
@@ -35,7 +35,7 @@ class GrowingLayer(DynamicLayer):
         self._whole: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def hold(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
-        """Take tensors (rows, heads, at least `length`, head size) over, whose first `length` tokens are filled."""
+        """Use these tensors, (rows, heads, at least `length`, head size), whose first `length` tokens are filled."""
         self.lazy_initialization(keys, values)
         self._whole = keys, values
         self.keys, self.values = keys[:, :, :length], values[:, :, :length]
@@ -43,12 +43,12 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add tokens, (rows, heads, new, head size), and return all."""
+        """Add tokens, (rows, heads, new, head size), and return the keys and values of all tokens."""
         start = self.get_seq_length()
         end = start + key_states.shape[2]
         if self._whole is None or self._whole[0].shape[2] < end:
             old, length = (self.keys, self.values), end + self._room
-            self.hold(_longer(key_states, length), _longer(value_states, length), end)
+            self.hold(_empty_of_length(key_states, length), _empty_of_length(value_states, length), end)
             if start:
                 self.keys[:, :, :start], self.values[:, :, :start] = old
         keys, values = self._whole
@@ -57,21 +57,21 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
 
-def _longer(states: torch.Tensor, length: int) -> torch.Tensor:
+def _empty_of_length(states: torch.Tensor, length: int) -> torch.Tensor:
     rows, heads, _, size = states.shape
     return states.new_empty(rows, heads, length, size)
 
 
 def growing_cache(room: int) -> DynamicCache:
-    """An empty cache whose layers have room for that many tokens after the first ones."""
+    """Return an empty cache whose layers, once first filled, have room for `room` more tokens."""
     cache = DynamicCache()
     cache.layer_class_to_replicate = functools.partial(GrowingLayer, room)
     return cache
 
 
 @dataclass(slots=True)
-class _Kept:
-    """What a trajectory has read: n ids and, for each layer, keys and values of shape (heads, n, head size)."""
+class _TrajectoryStates:
+    """The n ids that a trajectory has read and, for each layer, keys and values of shape (heads, n, head size)."""
 
     ids: list[int]
     layers: list[tuple[torch.Tensor, torch.Tensor]]
@@ -81,33 +81,34 @@ class KeptStates:
     """The keys and values of each trajectory's history.
 
     Args:
-        capacity: tokens to keep, over all trajectories; the least recently used trajectories are dropped first.
+        capacity: number of tokens to keep over all trajectories; the least recently used trajectories are dropped
+            first.
     """
 
     def __init__(self, capacity: int):
         self.capacity = capacity
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._kept: OrderedDict[int, _TrajectoryStates] = OrderedDict()
 
     @property
     def tokens(self) -> int:
-        """Tokens whose keys and values are kept now."""
+        """Number of tokens whose keys and values are kept now."""
         return sum(len(kept.ids) for kept in self._kept.values())
 
     def known(self, request: TurnRequest) -> int:
-        """How many leading ids of the request are kept; at least one id is always left to feed."""
+        """Return how many leading ids of the request are kept, at most all but one: the model must read an id."""
         kept = self._kept.get(request.trajectory)
         if kept is None:
             return 0
         length = min(len(kept.ids), len(request.ids) - 1)
-        if kept.ids[:length] != request.ids[:length]:  # the trajectory began again
+        if kept.ids[:length] != request.ids[:length]:  # the trajectory was started again
             del self._kept[request.trajectory]
             return 0
         return length
 
     def assemble(self, requests: Sequence[TurnRequest], width: int, fresh: int, new: int) -> DynamicCache:
-        """The cache of the batch's first `width` positions: what stands before the last `fresh` tokens of each row.
+        """Return the cache of the batch's first `width` positions, which precede the last `fresh` tokens of each row.
 
-        It has room for those and for `new` sampled tokens.
+        The cache has room for those tokens and for `new` sampled tokens.
         """
         cache = growing_cache(room=new)
         if not width:
@@ -127,23 +128,23 @@ class KeptStates:
         return cache
 
     def keep(self, trajectories: Sequence[int], ids: list[int], cache: DynamicCache, row: int, end: int) -> None:
-        """Keep what a row of a cache holds of `ids`, which end at position `end`, for one or several trajectories."""
+        """Keep a row's states of `ids`, whose last one is at position `end - 1`, for one or several trajectories."""
         layers = [
             (layer.keys[row, :, end - len(ids) : end].clone(), layer.values[row, :, end - len(ids) : end].clone())
             for layer in cache.layers
         ]
         for trajectory in trajectories:
-            self._kept[trajectory] = _Kept(ids, layers)
+            self._kept[trajectory] = _TrajectoryStates(ids, layers)
             self._kept.move_to_end(trajectory)
         while self.tokens > self.capacity:
             self._kept.popitem(last=False)
 
 
 def can_keep_cache(model: torch.nn.Module, config: GenerationConfig) -> bool:
-    """Whether every layer's cache is keys and values by position; where not, the log says once why.
+    """Whether a cache can be kept between turns, that is, whether every layer caches keys and values by position.
 
-    A recurrent or hybrid state cannot be cut to a length, prompt learning puts its own entries in front, and a cache
-    of another implementation was asked for on purpose.
+    If not, a warning gives the reason once. A recurrent or hybrid state cannot be cut to a length, prompt learning
+    puts its own entries in front, and a user who sets `cache_implementation` wants that cache.
     """
     if config.cache_implementation is not None:
         reason = f"cache_implementation={config.cache_implementation!r} is set"

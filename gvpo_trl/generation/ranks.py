@@ -1,8 +1,8 @@
-"""Sharded parameters are gathered by every forward, so all ranks must run the same number of them.
+"""Keeps the number of forwards equal on all ranks, because each forward gathers the sharded parameters.
 
-Within a call of `generate`, transformers sees to it (`synced_gpus`). Between the calls the ranks are free here: each
-has its own trajectories, which end at different turns. Before each call the ranks tell each other what they are about
-to do, and a rank that has nothing left to do takes part in the calls of the others until there are none.
+Within a call of `generate`, transformers takes care of this (`synced_gpus`). The number of calls differs, because each
+rank has its own trajectories, which end at different turns. Before each call the ranks therefore tell each other what
+they are about to do. A rank that has no turns left to sample takes part in the others' calls until no rank has any.
 """
 
 import torch
@@ -14,19 +14,19 @@ def needs_equal_forwards(model: torch.nn.Module, *, is_sharded: bool, processes:
     """Whether a forward of the model is a collective call of several processes.
 
     Args:
-        model: which transformers itself may have sharded by FSDP (`from_pretrained(distributed_config=…)`).
-        is_sharded: whether Accelerate has sharded it, by FSDP or ZeRO-3.
-        processes: how many there are.
+        model: the model, which transformers itself may have sharded by FSDP (`from_pretrained(distributed_config=…)`).
+        is_sharded: whether Accelerate has sharded the model, by FSDP or ZeRO-3.
+        processes: number of processes.
     """
     return processes > 1 and (is_sharded or is_fsdp_managed_module(model))
 
 
 class Ranks:
-    """What the ranks of a rollout tell each other; alone, a rank only hears itself.
+    """Exchanges flags between the ranks of a rollout.
 
     Args:
-        device: of the model, for the messages.
-        together: whether there are others who must be heard.
+        device: the model's device, on which the flags are reduced.
+        together: whether the ranks must run equal numbers of forwards; otherwise this rank exchanges nothing.
     """
 
     def __init__(self, device: torch.device, together: bool):
@@ -34,7 +34,7 @@ class Ranks:
         self.together = together
 
     def any(self, *flags: bool) -> list[bool]:
-        """For each flag, whether it is set on any rank. A collective call."""
+        """Return, for each flag, whether it is set on any rank. This is a collective call."""
         if not self.together:
             return list(flags)
         values = torch.tensor(flags, dtype=torch.float32, device=self.device)

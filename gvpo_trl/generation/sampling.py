@@ -1,4 +1,4 @@
-"""How tokens are drawn with transformers: the distribution, the log-probabilities, and where a turn ends."""
+"""Sampling with transformers: the distribution, the recorded log-probabilities, and the end of a turn."""
 
 import copy
 from collections.abc import Iterator
@@ -16,9 +16,10 @@ logger = logging.get_logger(__name__)
 
 
 def split_warpers(config: GenerationConfig) -> tuple[GenerationConfig, list[LogitsProcessor]]:
-    """Take temperature, `top_k`, `top_p` and `min_p` out of a configuration, as processors in transformers' order.
+    """Take temperature, `top_k`, `top_p` and `min_p` out of a configuration, and return them as logits processors.
 
-    `generate` applies its own processors after all others, where nothing could record the distribution sampled from.
+    They are in transformers' order. `generate` would apply its own after all processors that it is given, so none of
+    those could record the distribution that tokens are sampled from.
     """
     config = copy.deepcopy(config)
     if not config.do_sample:
@@ -38,9 +39,9 @@ def split_warpers(config: GenerationConfig) -> tuple[GenerationConfig, list[Logi
 
 @contextmanager
 def own_settings_only(model: torch.nn.Module) -> Iterator[None]:
-    """Switch off what the model's own generation configuration asks for, while turns are sampled.
+    """Switch the model's own generation configuration off while turns are sampled.
 
-    `generate` takes from there whatever the given configuration leaves open, `min_p`, `typical_p` or
+    `generate` takes from it every setting that the given configuration leaves open, such as `min_p`, `typical_p` or
     `repetition_penalty`. Tokens would then be sampled from another distribution than the one that the trainer scores.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -59,11 +60,11 @@ def own_settings_only(model: torch.nn.Module) -> Iterator[None]:
 
 
 _HARMLESS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "do_sample", "use_cache")
-"""Settings of a model that the trainer's configuration always replaces, or that change no distribution."""
+"""Settings that the trainer's configuration always replaces, or that do not change the distribution."""
 
 
 def greedy(config: GenerationConfig) -> GenerationConfig:
-    """A copy of a configuration that takes the most likely token each time: what `temperature=0` means."""
+    """Return a copy of a configuration that always takes the most likely token, as `temperature=0` means."""
     config = copy.deepcopy(config)
     config.do_sample = False
     config.temperature, config.top_k, config.top_p, config.min_p = 1.0, 0, 1.0, None
@@ -72,7 +73,7 @@ def greedy(config: GenerationConfig) -> GenerationConfig:
 
 @contextmanager
 def inference_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Switch dropout off while turns are sampled; every module is in its own mode again afterwards."""
+    """Switch dropout off while turns are sampled, and restore the mode of each module afterwards."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -88,20 +89,20 @@ FREE_LOOKS = 16
 
 
 class LogprobRecorder(LogitsProcessor):
-    """Keeps the log-probability of each sampled token, with the scores of one step in memory at a time."""
+    """Records the log-probability of each sampled token, and keeps the scores of only one step in memory."""
 
     def __init__(self):
         self._last: torch.Tensor | None = None
         self._columns: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Note the scores (B, vocabulary) of the next token, and return them as they are."""
+        """Record the scores (B, vocabulary) of the next token, and return them unchanged."""
         self._take(input_ids[:, -1])
         self._last = scores.float().log_softmax(dim=-1)
         return scores
 
     def finish(self, sampled: torch.Tensor) -> torch.Tensor:
-        """(B, T) log-probabilities of the sampled tokens (B, T); values behind a turn's end have no meaning."""
+        """Return (B, T) log-probabilities of the sampled tokens (B, T); values after a turn's end have no meaning."""
         self._take(sampled[:, -1])
         return torch.stack(self._columns[: sampled.shape[1]], dim=1)
 
@@ -119,7 +120,7 @@ class ClosedBlock(StoppingCriteria):
 
     Args:
         tokenizer: decodes turns.
-        prompt_length: tokens of each row before the turn, padding included.
+        prompt_length: number of tokens of each row before the turn, padding included.
     """
 
     def __init__(self, tokenizer: Any, prompt_length: int):
@@ -129,7 +130,7 @@ class ClosedBlock(StoppingCriteria):
         """By row: how often its turn was decoded, and the length from which it is decoded again."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """(B,) whether each row of `input_ids` has just closed its first block."""
+        """Return (B,), true on the rows of `input_ids` whose first code block is closed by the last token."""
         done = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
         for row, text in enumerate(self._tokenizer.batch_decode(input_ids[:, -1:])):
             length = input_ids.shape[1] - self._prompt_length
@@ -147,7 +148,7 @@ def _closes_block(text: str) -> bool:
 
 
 def length_to_closed_block(tokenizer: Any, ids: list[int]) -> int:
-    """The least number of leading ids that hold a whole code block; all of them when none does."""
+    """Return the least number of leading ids that hold a whole code block, or the number of all ids if none do."""
     low, high = 1, len(ids)
     while low < high:
         middle = (low + high) // 2

@@ -1,11 +1,12 @@
-"""Turns from transformers' `generate`, with each trajectory's keys and values kept from one turn to the next.
+"""Samples turns with transformers' `generate` and keeps each trajectory's keys and values from one turn to the next.
 
-A batch is laid out exactly as without a kept cache, left-padded and without holes, which keeps greedy tokens the same.
-The last `fresh` tokens of every row are fed, and what stands before them comes from the cache.
+A batch has the same layout as without a kept cache: rows are padded on the left and have no holes. Greedy tokens
+therefore stay the same. The model reads the last `fresh` tokens of every row; the tokens before them come from the
+cache.
 
     ids     (B, L)   . . p p p p a a b b     p prompt, a sampled, b bridge, . padding
     cached           |---------------|
-    fed                              |---|   fresh = the most that any row has to read
+    read                             |---|   fresh = the most tokens that any row has to read
 """
 
 import copy
@@ -33,29 +34,29 @@ from gvpo_trl.rollout.types import Generate, Turn, TurnRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSource:
-    """What sampling with the trainer's own model needs from the trainer."""
+    """What the trainer provides for sampling with its own model."""
 
     model: Callable[[], AbstractContextManager[torch.nn.Module]]
-    """Opens the model for generation: unwrapped, its sharded parameters gathered, without gradients."""
+    """Opens the unwrapped model for generation, with sharded parameters gathered and without gradients."""
     config: GenerationConfig
-    """Temperature, `top_p` and the like."""
+    """Sampling settings, such as temperature and `top_p`."""
     end_ids: Sequence[int]
     """Ids that end a turn."""
     pad_id: int
-    """Fills rows up; never attended to."""
+    """Id that pads rows; it is never attended to."""
     kv_cache_tokens: int
-    """Tokens whose keys and values stay between turns, over all trajectories of this process; 0 keeps none."""
+    """Number of tokens whose keys and values are kept between turns, over all trajectories of this process."""
     stop_after_code: Any | None
-    """The tokenizer where a turn ends with its first closed code block, else `None`."""
+    """The tokenizer if a turn ends with its first closed code block, else `None`."""
     equal_forwards: bool
     """Whether all ranks must run the same number of forwards."""
 
 
 @contextmanager
 def transformers_session(source: ModelSource) -> Iterator[Generate]:
-    """Yield a `Generate` over the trainer's model, which is unwrapped once for the whole rollout.
+    """Yield a `Generate` that uses the trainer's model, which is unwrapped once for the whole rollout.
 
-    The key-value caches end with the session, so no cache outlives a change of the weights.
+    The kept key-value cache ends with the session, so it never outlives a change of the weights.
     """
     with source.model() as model, inference_mode(model):
         generate = TransformersGenerate(
@@ -72,17 +73,19 @@ def transformers_session(source: ModelSource) -> Iterator[Generate]:
 
 
 class TransformersGenerate:
-    """Samples turns in batches; see the module's docstring.
+    """Samples turns in batches, laid out as the module's docstring shows.
 
     Args:
-        model: a causal language model, its weights fixed while this object lives.
-        config: sampling settings; what they leave open is off, whatever the model's own configuration says.
+        model: a causal language model whose weights do not change while this object is in use.
+        config: sampling settings. Settings that it leaves open are off, whatever the model's own configuration says.
         end_ids: ids that end a turn.
-        pad_id: fills rows up; never attended to.
-        kv_cache_tokens: tokens to keep the cache of, over all trajectories; the least recently used go first. 0 reads
-            the whole history again each turn.
-        stop_after_code: a tokenizer to end turns with that close a code block, `None` to wait for an end-of-turn id.
-        equal_forwards: whether all ranks must run the same number of forwards; `wait_for_ranks` then ends a rollout.
+        pad_id: id that pads rows; it is never attended to.
+        kv_cache_tokens: number of tokens whose keys and values are kept between turns, over all trajectories. The
+            least recently used trajectories are dropped first. With 0 the whole history is read again in each turn.
+        stop_after_code: the tokenizer if a turn ends with its first closed code block, `None` if only an end-of-turn
+            id ends it.
+        equal_forwards: whether all ranks must run the same number of forwards. If so, call `wait_for_ranks` at the end
+            of a rollout.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class TransformersGenerate:
         self.end_ids = frozenset(end_ids)
         self.pad_id = pad_id
         self.fed_tokens = 0
-        """Prompt and history tokens that went through the model, padding included."""
+        """Number of prompt and history tokens that the model has read, padding included."""
         self._tokenizer = stop_after_code
         keeps = kv_cache_tokens > 0 and can_keep_cache(model, config)
         self.kept = KeptStates(kv_cache_tokens) if keeps else None
@@ -110,7 +113,7 @@ class TransformersGenerate:
 
     @torch.no_grad()
     def __call__(self, requests: Sequence[TurnRequest]) -> list[Turn]:
-        """Sample one turn per request; the batch runs to the longest budget and each turn is cut to its own."""
+        """Sample one turn per request. The batch runs to the longest budget, and each turn is cut to its own."""
         known = [self._known(request) for request in requests]
         unread = [request for request, length in zip(requests, known, strict=True) if not length]
         apart = self._reads_apart(requests, unread)
@@ -148,7 +151,7 @@ class TransformersGenerate:
 
     @torch.no_grad()
     def wait_for_ranks(self) -> None:
-        """Take part in the forwards of the ranks that still sample, until none does."""
+        """Take part in the forwards of the ranks that still sample, until no rank samples any more."""
         while self._ranks.together:
             someone_samples, someone_reads = self._ranks.any(False, False)
             if not someone_samples:
@@ -171,7 +174,7 @@ class TransformersGenerate:
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def _turn(self, sampled: list[int], logprobs: list[float], request: TurnRequest) -> Turn:
-        """Up to and with the first end-of-turn id, or as far as the code block that ended the turn."""
+        """Return the row's turn, cut after its first end-of-turn id or after the code block that ended it."""
         length = min(len(sampled), request.max_new_tokens)
         for position, token in enumerate(sampled[:length]):
             if token in self.end_ids:
@@ -187,7 +190,7 @@ class TransformersGenerate:
         return StoppingCriteriaList([ClosedBlock(self._tokenizer, prompt_length)])
 
     def _pad(self, rows: Sequence[list[int]], width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, `width`) ids padded on the left, and their attention mask."""
+        """Return (B, `width`) ids, padded on the left, and their attention mask."""
         ids = torch.full((len(rows), width), self.pad_id)
         mask = torch.zeros_like(ids)
         for row, tokens in enumerate(rows):
@@ -195,16 +198,16 @@ class TransformersGenerate:
             mask[row, width - len(tokens) :] = 1
         return ids.to(self._ranks.device), mask.to(self._ranks.device)
 
-    # The cache
+    # The kept cache
 
     def _known(self, request: TurnRequest) -> int:
         return self.kept.known(request) if self.kept else 0
 
     def _reads_apart(self, requests: Sequence[TurnRequest], unread: Sequence[TurnRequest]) -> bool:
-        """Whether rows that begin now are read before the batch is sampled.
+        """Whether the model reads the prompts of new rows in a batch of their own, before it samples.
 
-        In one batch with the others they would make those read their history again, and a prompt that begins several
-        trajectories, as each of a group does, would be read for each of them.
+        In one batch with new rows, all other rows would have to read their history again. And a prompt that several
+        trajectories share, as those of a group do, would be read once for each of them.
         """
         if self.kept is None:
             return False
@@ -213,15 +216,15 @@ class TransformersGenerate:
         return fits and (0 < len(unread) < len(requests) or len(distinct) < len(unread))
 
     def _read(self, requests: Sequence[TurnRequest]) -> None:
-        """Fill the cache with all but the last token of each request; equal ones are read once and share it."""
-        beginning: dict[tuple[int, ...], list[int]] = {}
+        """Read all but the last token of each request into the cache; equal prompts are read once."""
+        prompts: dict[tuple[int, ...], list[int]] = {}  # leading ids to the trajectories that share them
         for request in requests:
-            beginning.setdefault(tuple(request.ids[:-1]), []).append(request.trajectory)
-        longest = max(map(len, beginning))
+            prompts.setdefault(tuple(request.ids[:-1]), []).append(request.trajectory)
+        longest = max(map(len, prompts))
         if longest < 1:
-            self._idle_forward()  # another rank may be reading
+            self._idle_forward()  # other ranks count on one forward of this rank
             return
-        ids, mask = self._pad([list(row) for row in beginning], longest)
+        ids, mask = self._pad([list(ids) for ids in prompts], longest)
         self.fed_tokens += ids.numel()
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
         output = self.model(
@@ -232,12 +235,12 @@ class TransformersGenerate:
             use_cache=True,
             logits_to_keep=1,
         )
-        for row, (read, trajectories) in enumerate(beginning.items()):
+        for row, (read, trajectories) in enumerate(prompts.items()):
             self.kept.keep(trajectories, list(read), output.cache, row, longest)
 
     def _keep(self, requests: Sequence[TurnRequest], turns: list[Turn], cache: DynamicCache, longest: int) -> None:
         length = cache.get_seq_length()
         for row, (request, turn) in enumerate(zip(requests, turns, strict=True)):
-            end = min(longest + len(turn.ids), length)  # the last token of the longest turn was never fed
+            end = min(longest + len(turn.ids), length)  # the model has not read the last token of the longest turn
             ids = (request.ids + turn.ids)[: len(request.ids) + end - longest]
             self.kept.keep([request.trajectory], ids, cache, row, end)

@@ -1,12 +1,12 @@
-"""Turns from vLLM, each on its own: a trajectory's next turn enters as soon as its interpreter has answered.
+"""Samples turns with vLLM one by one: a trajectory's next turn is requested as soon as its code has run.
 
-Colocated, the loop's thread drives the engine step by step (`EngineTurns`). Served, TRL's client posts every request
-from a thread of the main process (`ServerTurns`). Processes that share a server, or an engine by tensor parallelism,
-exchange requests and turns (`SharedTurns`).
+The thread of the rollout loop drives a colocated engine step by step (`EngineTurns`). With a server, threads of the
+main process post requests through TRL's client (`ServerTurns`). Processes that share a server, or an engine by tensor
+parallelism, exchange requests and turns (`SharedTurns`).
 
-The engine, its settings and the weight sync, which empties the prefix cache, are TRL's `vllm_generation`. Its
-`generate` is not called: it waits for the slowest row of a batch, has one budget for all of them, and cuts the answer
-as if every process had the same number of rows, which trajectories of different lengths do not have.
+The engine, its settings and the weight sync, which empties the prefix cache, belong to TRL's `vllm_generation`. Its
+`generate` is not called, because it waits for the slowest row of a batch, has one budget for all rows, and splits the
+answer as if every process had the same number of rows. Trajectories of different lengths leave different numbers.
 """
 
 import hashlib
@@ -24,35 +24,37 @@ from gvpo_trl.generation.sharing import SharedTurns
 from gvpo_trl.rollout.types import StreamingGenerate, Turn, TurnRequest
 
 MAX_POSTS = 64
-"""Requests under way at a server at once, as many as TRL's client keeps connections for."""
+"""Number of requests that a server gets at once, which is the size of the connection pool of TRL's client."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSource:
-    """What sampling with vLLM needs from the trainer."""
+    """What the trainer provides for sampling with vLLM."""
 
     engine: Any
-    """TRL's `VLLMGeneration`: settings, weight sync, and the engine or the client of a server."""
+    """TRL's `VLLMGeneration`, which holds the settings, the weight sync, and the engine or the client of a server."""
     end_ids: Sequence[int]
     """Ids that end a turn."""
     temperature: float
-    """0 takes the most likely token each time."""
+    """Sampling temperature; 0 always takes the most likely token."""
     step: int
-    """Optimizer steps so far; a part of each request's seed."""
+    """Number of optimizer steps so far; each request's seed depends on it."""
     process: int
     """Index of this process among all."""
     local_process: int
     """Index of this process on its machine."""
     processes: int
-    """How many processes there are."""
+    """Number of processes."""
 
 
 def engine_context_length(engine: Any, is_main: bool) -> int:
-    """Tokens that vLLM takes in one request, prompt and turn together. With a server this is a collective call.
+    """Return the most tokens that vLLM takes in one request, prompt and turn together.
+
+    With a server this is a collective call, since only the main process has a client.
 
     Args:
         engine: TRL's `VLLMGeneration`.
-        is_main: whether this is the main process, which alone has a client of the server.
+        is_main: whether this is the main process.
     """
     if engine.mode != "server":
         return engine.llm.llm_engine.model_config.max_model_len
@@ -62,7 +64,7 @@ def engine_context_length(engine: Any, is_main: bool) -> int:
 
 @contextmanager
 def vllm_session(source: EngineSource) -> Iterator[StreamingGenerate]:
-    """Yield a `StreamingGenerate` over TRL's vLLM; TRL has synchronized its weights before the rollout."""
+    """Yield a `StreamingGenerate` that uses TRL's vLLM; its weights must have been synchronized before."""
     engine = source.engine
     with _awake(engine), ExitStack() as stack:
         if engine.mode == "server":
@@ -76,7 +78,7 @@ def vllm_session(source: EngineSource) -> Iterator[StreamingGenerate]:
             if engine.tensor_parallel_size == 1:
                 yield turns
                 return
-            if is_peft_model(engine.model):  # as TRL before it generates: NCCL must drain first (trl#3671)
+            if is_peft_model(engine.model):  # TRL does the same before it generates: NCCL must drain first (trl#3671)
                 torch.distributed.barrier(device_ids=[source.local_process])
             rank = torch.distributed.get_rank(group=engine.tp_group)
             shared = SharedTurns(_gather_over(engine), rank, engine.tensor_parallel_size, turns, everywhere=True)
@@ -99,11 +101,11 @@ def _gather_over(engine: Any) -> Callable[[Any], list[Any]]:
 
 @contextmanager
 def _awake(engine: Any) -> Iterator[None]:
-    """With TRL's sleep mode, keep the engine awake for the whole rollout: a sleep empties its prefix cache."""
+    """Keep an engine with TRL's sleep mode awake for the whole rollout, since a sleep empties its prefix cache."""
     if engine.mode == "server" or not engine.enable_sleep_mode:
         yield
         return
-    if engine._llm_weights_sleeping:  # this sleep discards the weights, so they come from the trainer again
+    if engine._llm_weights_sleeping:  # level 2 sleep discards the weights, so they are synchronized again
         engine.sync_weights()
     engine.llm.wake_up(tags=["kv_cache"])
     try:
@@ -114,10 +116,10 @@ def _awake(engine: Any) -> Iterator[None]:
 
 
 class Sampling:
-    """Sampling settings of one request after the other: those that TRL's `generate` would use, and a budget each.
+    """Makes the sampling settings of each request: those that TRL's `generate` would use, with the request's budget.
 
     Args:
-        source: of the session.
+        source: what the trainer provides for the session.
     """
 
     def __init__(self, source: EngineSource):
@@ -133,7 +135,7 @@ class Sampling:
             "max_tokens": engine.max_completion_length,
         } | engine.generation_kwargs
         self._settings["n"] = 1
-        # A template may end a turn with another token than the model's own end of sequence.
+        # A template may end a turn with another token than the model's end-of-sequence token.
         stops = {*source.end_ids, *(self._settings.get("stop_token_ids") or ())}
         self._settings["stop_token_ids"] = sorted(stops)
         self._place = (source.step, source.process)
@@ -141,10 +143,10 @@ class Sampling:
             self._place = (source.step, source.process // engine.tensor_parallel_size)
 
     def __call__(self, request: TurnRequest) -> dict[str, Any]:
-        """Keyword arguments of vLLM's `SamplingParams`.
+        """Return keyword arguments for vLLM's `SamplingParams`.
 
-        One `seed` for all would sample the same turn in every trajectory of a group, so each request gets its own,
-        which does not depend on the order in which the requests come.
+        With the same `seed` in all requests, every trajectory of a group would have the same turns. Each request
+        therefore gets a seed of its own, which does not depend on the order of the requests.
         """
         settings = self._settings | {"max_tokens": min(request.max_new_tokens, self._settings["max_tokens"])}
         if settings.get("seed") is not None:
@@ -154,11 +156,11 @@ class Sampling:
 
 
 class EngineTurns:
-    """A colocated engine, driven step by step by the thread that asks for the turns.
+    """Samples turns with a colocated engine, which the calling thread drives step by step.
 
     Args:
         engine: TRL's `VLLMGeneration` in mode `"colocate"`.
-        sampling: the settings of each request.
+        sampling: makes the settings of a request.
     """
 
     def __init__(self, engine: Any, sampling: Callable[[TurnRequest], dict[str, Any]]):
@@ -167,24 +169,27 @@ class EngineTurns:
         self._regex = engine.structured_outputs_regex
         self._pending: dict[str, Future[Turn]] = {}
         self._count = 0
-        self.prompt_tokens = self.cached_tokens = 0  # of the turns that ended; what the prefix cache held of them
+        self.prompt_tokens = 0
+        """Number of prompt tokens of the turns that have ended."""
+        self.cached_tokens = 0
+        """Number of those prompt tokens that the prefix cache held."""
 
     def submit(self, request: TurnRequest) -> Future[Turn]:
-        """Add the request to the engine; one that the engine refuses fails alone."""
+        """Add the request to the engine. If the engine refuses it, only this request fails."""
         future: Future[Turn] = Future()
         name = f"{request.trajectory}-{self._count}"
         self._count += 1
         params = self._params(request)
         try:
             self._engine.add_request(name, {"prompt_token_ids": request.ids}, params)
-        except Exception as error:  # a ValueError, or a class of vLLM's own, by its version
+        except Exception as error:  # a ValueError or a class of vLLM's own, depending on its version
             future.set_exception(GenerationFault(f"vLLM refused a prompt of {len(request.ids)} tokens: {error}"))
         else:
             self._pending[name] = future
         return future
 
     def advance(self) -> bool:
-        """Run one step of the engine; `False` when it has nothing to do."""
+        """Run one step of the engine, and return whether it has requests left."""
         if self._pending:
             for output in self._engine.step():
                 if output.finished:
@@ -195,7 +200,7 @@ class EngineTurns:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._pending:  # a rollout that broke off must leave no turns to the next one
+        if self._pending:  # the rollout broke off; its turns must not appear in the next one
             self._engine.abort_request(list(self._pending))
             self._pending.clear()
 
@@ -227,11 +232,11 @@ class EngineTurns:
 
 
 class ServerTurns:
-    """A vLLM server through TRL's client, one request a turn, each in a thread of its own.
+    """Samples turns with a vLLM server through TRL's client; each request has a thread of its own.
 
     Args:
         engine: TRL's `VLLMGeneration` in mode `"server"`, on the main process.
-        sampling: the settings of each request.
+        sampling: makes the settings of a request.
     """
 
     def __init__(self, engine: Any, sampling: Callable[[TurnRequest], dict[str, Any]]):
@@ -245,7 +250,7 @@ class ServerTurns:
         return self._pool.submit(self._post, request)
 
     def advance(self) -> bool:
-        """`False`: the server samples by itself."""
+        """Return `False`, because the server samples by itself."""
         return False
 
     def __enter__(self) -> "ServerTurns":
@@ -258,8 +263,8 @@ class ServerTurns:
         """Sample one turn.
 
         Raises:
-            GenerationFault: when the server refused this request; a server that cannot be reached raises what the
-                client raises, and ends the rollout.
+            GenerationFault: the server refused this request.
+            OSError: the server cannot be reached, which ends the rollout.
         """
         try:
             answer = self._client.generate(
@@ -268,7 +273,7 @@ class ServerTurns:
                 structured_outputs_regex=self._regex,
                 generation_kwargs=self._sampling(request),
             )
-        except OSError:  # what `requests` raises, after the client's own retries
+        except OSError:  # `requests` raises it after the client's own retries
             raise
         except Exception as error:
             raise GenerationFault(f"the server refused a prompt of {len(request.ids)} tokens: {error}") from error

@@ -1,4 +1,4 @@
-"""`MultiTurnRollout`: what TRL calls as `rollout_func`."""
+"""`MultiTurnRollout`, the function that TRL calls as `rollout_func`."""
 
 import time
 from collections.abc import Sequence
@@ -16,27 +16,27 @@ _BUDGETS = ("max_turns", "max_turn_length", "max_observation_length")
 
 
 class MultiTurnRollout:
-    """Multi-turn rollouts in an environment that runs the agent's code and says which steps failed.
+    """Runs multi-turn trajectories in an environment that executes the agent's code and says which steps failed.
 
-    Pass it as `rollout_func` to [`GVPOTrainer`]. Every budget that is not given here comes from the trainer's
-    `GVPOConfig`; a budget that is given here replaces it.
+    Pass it as `rollout_func` to [`GVPOTrainer`]. A budget that is given here replaces that of the trainer's
+    `GVPOConfig`.
 
     Args:
         environments: opens one episode per trajectory, for example `AppWorldEnvironments`.
-        max_turns: turns of a trajectory.
-        max_turn_length: sampled tokens of a turn.
-        max_observation_length: tokens of an observation.
-        observation_template: how an observation is written into the user message; holds `{observation}`.
+        max_turns: the most turns of a trajectory.
+        max_turn_length: the most sampled tokens of a turn.
+        max_observation_length: the most tokens of an observation.
+        observation_template: text of the user message with an observation; must hold `{observation}`.
         straggler_s: how long a round waits for its slowest step before the others go on without it, in seconds.
-        overlap: sample the next turns of one half of the trajectories while the code of the other half runs. This
-            pays where a step takes long and a half batch is sampled in clearly less time than a whole one; elsewhere
-            the smaller batches cost more than the wait.
+        overlap: whether the next turns of one half of the trajectories are sampled while the code of the other half
+            runs. This pays off if a step takes long and half a batch is sampled in clearly less time than a whole one.
+            Otherwise the smaller batches cost more time than the waiting.
 
-    With vLLM there are no rounds: each trajectory asks for its next turn as soon as its code has run, and
-    `straggler_s` and `overlap` have no effect.
+    With vLLM there are no rounds, because each trajectory asks for its next turn as soon as its code has run.
+    `straggler_s` and `overlap` then have no effect.
 
     Raises:
-        ValueError: for a budget below 1 or a template without `{observation}`.
+        ValueError: a budget is less than 1, `straggler_s` is negative, or the template has no `{observation}`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class MultiTurnRollout:
         self.prefetch = Prefetch(environments)
 
     def budgets(self, context: RolloutContext) -> Budgets:
-        """The limits of a trajectory: the trainer's, where none was given to this rollout."""
+        """Return the limits of a trajectory: those given to this rollout, and otherwise the trainer's."""
         values = {name: getattr(context, name) for name in _BUDGETS}
         return Budgets(
             **(values | self._given),
@@ -79,14 +79,17 @@ class MultiTurnRollout:
         )
 
     def __call__(self, prompts: Sequence[list[dict[str, Any]]], trainer: RolloutTrainer) -> dict[str, Any]:
-        """Attempt each prompt's task once, in order, and return TRL's rows with one extra value per row.
+        """Attempt each prompt's task once, and return what TRL expects from a `rollout_func`, with extra fields.
+
+        Each field is a list with one value per prompt, in the order of the prompts. Only `logprobs` is `None` if any
+        turn has none.
 
         Args:
-            prompts: conversational prompts, already repeated `num_generations` times.
-            trainer: the `GVPOTrainer`; its context holds the rows that the prompts belong to.
+            prompts: (B,) conversational prompts, already repeated `num_generations` times.
+            trainer: the `GVPOTrainer`, whose context holds the rows that the prompts belong to.
 
         Raises:
-            ValueError: when a row has no `task_id`.
+            ValueError: a row has no `task_id`.
         """
         context = trainer.rollout_context()
         task_ids = [row.get("task_id") for row in context.rows]
@@ -106,16 +109,14 @@ class MultiTurnRollout:
         dates: Sequence[str | None] | None = None,
         in_metrics: bool = True,
     ) -> list[Trajectory]:
-        """Attempt each task once with the trainer's model as it is, and return the trajectories.
-
-        They are written to the traces, and counted in the metrics of the trainer's next log if `in_metrics`.
+        """Attempt each task once with the trainer's current model, write the traces, and return the trajectories.
 
         Args:
-            task_ids: (B,)
+            task_ids: (B,) ids of the tasks.
             prompts: (B,) conversational prompts.
-            context: of the trainer (`GVPOTrainer.rollout_context()`).
+            context: what the trainer provides (`GVPOTrainer.rollout_context()`).
             dates: (B,) each task's date and time in ISO format, for templates that write today's date.
-            in_metrics: whether they count in the metrics of the trainer's next log.
+            in_metrics: whether the trajectories count in the metrics of the trainer's next log.
         """
         chat = Chat(
             context.tokenizer,

@@ -1,7 +1,7 @@
-"""Worlds of the next batch are opened while the model trains on this one. All of it happens in the trainer's process.
+"""Opens the worlds of the next batch while the model trains on this one. All of it runs in the trainer's process.
 
-The trainer reads one batch further than it needs (`Lookahead`) and tells `Prefetch` which batches come next. When a
-rollout has given its places back, the environment is asked to open the episodes of the batch after it.
+The trainer reads one batch ahead (`Lookahead`) and tells `Prefetch` which batches come next. When a rollout is over
+and its worlds are closed, `Prefetch` asks the environment to open the episodes of the batch after it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,17 +24,17 @@ class Lookahead(Iterator[_T], Generic[_T]):
         return self._read.pop() if self._read else next(self.source)
 
     def peek(self) -> list[_T]:
-        """The next element alone in a list, which is empty at the end."""
+        """Return a list of the next element, which is empty at the end."""
         if not self._read:
             self._read = list(islice(self.source, 1))
         return list(self._read)
 
 
 class Prefetch:
-    """Asks an environment to open the episodes of the batch that comes after the one that was rolled out last.
+    """Asks an environment to open the episodes of the batch that follows the one rolled out last.
 
     Args:
-        environment: is asked through its method `prefetch(task_ids)`; one without that method is left alone.
+        environment: is asked through its method `prefetch(task_ids)`, if it has one.
     """
 
     def __init__(self, environment: Environment):
@@ -43,10 +43,10 @@ class Prefetch:
         self._rolled_out: list[str] | None = None
 
     def expect(self, batches: Iterable[Sequence[Mapping[str, Any]]]) -> None:
-        """Learn the rows of the batches that the trainer takes next, in their order.
+        """Take note of the rows of the batches that the trainer takes next, in their order.
 
-        A batch that the trainer takes several times in a row, because it trains on the same trajectories again, is
-        rolled out once.
+        A batch that the trainer takes several times in a row, to train again on the same trajectories, counts once,
+        because it is rolled out once.
         """
         upcoming: list[list[str]] = []
         for rows in batches:
@@ -58,7 +58,7 @@ class Prefetch:
             self.rolled_out(upcoming[0])
 
     def rolled_out(self, task_ids: list[str]) -> None:
-        """Learn that the rollout of a batch is over, and have the batch after it opened where one is known."""
+        """Take note that the rollout of a batch is over, and ask for the batch after it if that is known."""
         self._rolled_out = task_ids
         if task_ids in self._upcoming:
             del self._upcoming[: self._upcoming.index(task_ids) + 1]

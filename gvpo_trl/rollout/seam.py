@@ -1,4 +1,4 @@
-"""The seam between the rollout and the trainer: all that a rollout gets from the trainer that asks for it."""
+"""The interface between the rollout and the trainer: everything that a rollout gets from the trainer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -10,58 +10,58 @@ from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutSeconds:
-    """Where the time of a rollout went, in seconds of wall time. The spans overlap, so they don't add up."""
+    """How long each part of a rollout took, in seconds of wall time. The parts overlap, so they do not add up."""
 
     generate: float
-    """The model sampled turns."""
+    """Time in which the model sampled turns."""
     environment: float
-    """The rest: worlds opened, code ran, tests were evaluated, and no turn was sampled."""
+    """Time in which no turn was sampled: worlds were opened, code ran, or tests were evaluated."""
     overlap: float
-    """Turns were sampled and at least one environment worked."""
+    """Time in which turns were sampled and at least one environment worked."""
     reset_wait: float
-    """The code of at least one turn waited for its world to open."""
+    """Time in which the code of at least one turn waited for its world to open."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutContext:
-    """What the trainer hands to a rollout, made anew for each call of it. All lengths are in tokens."""
+    """What the trainer passes to a rollout. Each call of the rollout gets a new one. All lengths are in tokens."""
 
     rows: Sequence[Mapping[str, Any]]
     """(B,) the data set's rows of this call, in the order of the prompts: `task_id`, and `datetime` where known."""
     is_training: bool
-    """Whether the trajectories are sampled to train on them, and not to evaluate."""
+    """Whether the trajectories are sampled for training; otherwise they are sampled for an evaluation."""
     tokenizer: Any
     """A transformers tokenizer."""
     end_ids: Sequence[int]
-    """Ids that end a turn, as TRL knows them."""
+    """TRL's ids that end a turn (`eos_token_ids`)."""
     chat_template: str | None
-    """A template to use in the place of the tokenizer's own."""
+    """Template that replaces the tokenizer's own; `None` keeps the tokenizer's."""
     chat_template_kwargs: Mapping[str, Any]
-    """What every rendering of the template is given."""
+    """Variables for every rendering of the template."""
     max_turns: int
-    """Turns of a trajectory."""
+    """The most turns of a trajectory."""
     max_turn_length: int
-    """Sampled tokens of one turn."""
+    """The most sampled tokens of one turn."""
     max_observation_length: int
-    """Tokens of one observation."""
+    """The most tokens of one observation."""
     max_completion_length: int
-    """Tokens of a trajectory after its prompt."""
+    """The most tokens of a trajectory after its prompt."""
     max_context_length: int | None
-    """Tokens of prompt and trajectory together; `None` for no limit."""
+    """The most tokens of prompt and trajectory together; `None` sets no limit."""
     no_code_is_failure: bool
     """Whether a turn without code is a failed step."""
     failure_span: str
-    """Which tokens of a failed step are marked: those of its "turn" or of its "code"."""
+    """Which tokens of a failed step are marked as failed: those of the whole "turn" or only those of the "code"."""
     mask_truncated_completions: bool
-    """Whether a trajectory that a budget ended leaves the loss."""
+    """Whether a trajectory that a budget ended is left out of the loss."""
     generation_session: Callable[[Sequence[int]], AbstractContextManager[Generate | StreamingGenerate]]
-    """Opens what samples the turns of one rollout; takes the ids that end a turn."""
+    """Opens a generator for one rollout. Its argument is the list of ids that end a turn."""
     record: Callable[[list[Trajectory], RolloutSeconds, bool], None]
-    """Takes trajectories, seconds, and whether they count in the metrics of the trainer's next log."""
+    """Records a rollout: its trajectories, its seconds, and whether they count in the trainer's next log."""
 
 
 class RolloutTrainer(Protocol):
-    """What TRL passes to a `MultiTurnRollout` beside the prompts: the trainer, which makes the context of the call."""
+    """The trainer as a rollout sees it. TRL passes it to a `rollout_func` beside the prompts."""
 
     def rollout_context(self) -> RolloutContext:
-        """What the rollout needs now: the rows of the batch in progress, budgets, and what samples."""
+        """Return what the rollout needs for the batch in progress."""

@@ -1,4 +1,5 @@
-"""What the trainer does around TRL's: checks of its inputs, metrics, and rows that a training step may leave out.
+"""Functions that the trainer calls before and after TRL's: checks of inputs, metrics, and the skipping of idle rows.
 
-Runs in the trainer's process. Imports torch, transformers and `rollout`'s types, never TRL. `trainer.py` calls it.
+This package runs in the trainer's process. It imports torch, transformers, accelerate, `objective` and modules of
+`rollout`, never TRL. `trainer.py` calls it.
 """

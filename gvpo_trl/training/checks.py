@@ -1,4 +1,4 @@
-"""What a data set, a tokenizer and the rows of a rollout must hold; the failed tokens of a batch."""
+"""Checks data sets, tokenizers, sampling settings and a rollout's rows, with errors that name the remedy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +10,10 @@ from gvpo_trl.rollout.chat import Chat
 
 
 def check_datasets(train_dataset: Any, eval_dataset: Any) -> None:
-    """Say what is missing in a data set before a model is loaded.
+    """Check that the data sets hold what a rollout needs, before a model is loaded.
 
     Raises:
-        ValueError: without rows, without `prompt` or `task_id`, or with prompts that are no conversations.
+        ValueError: a data set has no rows, no `prompt` or no `task_id`, or its prompts are not conversations.
     """
     if train_dataset is None:
         raise ValueError("train_dataset is missing; pass one with 'prompt' and 'task_id', as load_tasks makes it.")
@@ -28,7 +28,7 @@ def check_datasets(train_dataset: Any, eval_dataset: Any) -> None:
                     f"{name} has no column {column!r} (it has {', '.join(columns)}); make it with "
                     "load_tasks, or add it."
                 )
-        if not hasattr(dataset, "__len__"):  # a stream is checked where it is read
+        if not hasattr(dataset, "__len__"):  # the rollout checks the rows of a stream as they come
             continue
         if len(dataset) == 0:
             raise ValueError(f"{name} is empty; choose another split or wider difficulties.")
@@ -40,21 +40,21 @@ def check_datasets(train_dataset: Any, eval_dataset: Any) -> None:
 
 
 def check_chat(model: Any, processing_class: Any, args: Any, dataset: Any) -> None:
-    """Say what is missing in the tokenizer, and whether a prompt leaves room for a turn, before a model is loaded.
+    """Check the tokenizer, and that the first prompt leaves room for a turn, before a model is loaded.
 
     Args:
-        model: its name where it is still to be loaded; its tokenizer is read first then.
-        processing_class: the tokenizer or processor that was given, if any.
+        model: the model, or its name if it is still to be loaded.
+        processing_class: the tokenizer or processor; `None` loads the model's own tokenizer.
         args: a `GVPOConfig`.
-        dataset: the training tasks, of which the first prompt is measured.
+        dataset: the training tasks, of which only the first prompt is measured.
 
     Raises:
-        ValueError: without a usable chat template, or when the prompt fills `max_context_length`.
+        ValueError: there is no usable chat template, or the prompt fills `max_context_length`.
     """
     if processing_class is None:
         source = model if isinstance(model, str) else model.config._name_or_path
         if not source:
-            return  # TRL says that a tokenizer is missing
+            return  # TRL raises an error for the missing tokenizer
         revision = (args.model_init_kwargs or {}).get("revision")
         processing_class = AutoTokenizer.from_pretrained(
             source, revision=revision or "main", trust_remote_code=args.trust_remote_code
@@ -70,13 +70,13 @@ def check_chat(model: Any, processing_class: Any, args: Any, dataset: Any) -> No
 
 
 def check_sampling(args: Any) -> None:
-    """Say that greedy sampling cannot train.
+    """Check that sampling is not greedy, since greedy sampling cannot train.
 
     Args:
         args: a `GVPOConfig`.
 
     Raises:
-        ValueError: when every trajectory of a group would be the same.
+        ValueError: every trajectory of a group would have the same turns.
     """
     greedy = (args.generation_kwargs or {}).get("do_sample") is False
     if args.temperature == 0 or greedy:
@@ -87,15 +87,33 @@ def check_sampling(args: Any) -> None:
         )
 
 
+def check_eval_groups(args: Any, group_size: int) -> None:
+    """Check that evaluation batches hold whole groups, which TRL checks only for evaluations during training.
+
+    Args:
+        args: a `GVPOConfig`.
+        group_size: number of samples of each task in an evaluation.
+
+    Raises:
+        ValueError: a batch over all processes splits a group.
+    """
+    size, processes = args.per_device_eval_batch_size, args.world_size
+    if size * processes % group_size:
+        raise ValueError(
+            f"per_device_eval_batch_size={size} on {processes} process(es) must hold whole groups of {group_size} "
+            "samples; set it to a multiple of that, or set num_generations_eval."
+        )
+
+
 def check_rows(
     completion_ids: Sequence[Sequence[int]],
     env_mask: Sequence[Sequence[int]] | None,
     failed_mask: Sequence[Sequence[int]] | None,
 ) -> None:
-    """Say what a `rollout_func` left out: TRL itself takes a mask that is missing, short or cut for one of ones.
+    """Check the masks that a `rollout_func` returned. TRL would silently use ones where a mask is missing or short.
 
     Raises:
-        ValueError: without one of the masks, or when they don't hold one value for each token of `completion_ids`.
+        ValueError: a mask is missing, or does not hold one value for each token of `completion_ids`.
     """
     for name, masks in (("env_mask", env_mask), ("failed_mask", failed_mask)):
         if masks is None:
@@ -108,11 +126,12 @@ def check_rows(
 
 
 def failed_tokens(rows: Sequence[dict[str, Any]], action_mask: torch.Tensor) -> torch.Tensor:
-    """(B, T) true on the shaped tokens of failed steps, from the rows' `failed_mask` lists.
+    """Return (B, T), true on the tokens of failed steps, from the rows' lists `failed_mask`.
 
     Args:
-        rows: B rows of the batch with what the rollout returned.
-        action_mask: (B, T); a row without any action was taken out of the loss (`mask_truncated_completions`).
+        rows: B rows of the batch, which hold what the rollout returned.
+        action_mask: (B, T). A row without any action has left the loss (`mask_truncated_completions`) and gets no
+            failed token.
     """
     failed = torch.zeros_like(action_mask, dtype=torch.bool)
     for row, example in enumerate(rows):

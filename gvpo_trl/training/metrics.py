@@ -1,4 +1,4 @@
-"""What a batch of trajectories tells, as sums that can be added over ranks and batches."""
+"""Metrics of trajectories and advantages, as sums that can be added over ranks and batches."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,9 +11,9 @@ from gvpo_trl.rollout.types import StopReason, Trajectory
 
 
 def rollout_sums(trajectories: Sequence[Trajectory]) -> dict[str, tuple[float, float]]:
-    """Metric name to (sum, count); the metric is their ratio.
+    """Return (sum, count) for each metric name; the metric is their ratio.
 
-    The keys are the same for every batch, so ranks can add them up in one reduction.
+    Every batch has the same keys in the same order, so the sums of all ranks can be added in one reduction.
     """
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     rows = len(trajectories)
@@ -36,23 +36,23 @@ def rollout_sums(trajectories: Sequence[Trajectory]) -> dict[str, tuple[float, f
 
 
 def scenario_of(task_id: str) -> str:
-    """AppWorld's scenario of a task: its id without the variant's `_1`, `_2`, `_3`."""
+    """Return AppWorld's scenario of a task: the task id without the variant's `_1`, `_2` or `_3`."""
     return task_id.rsplit("_", 1)[0]
 
 
 def goal_completion(outcomes: Iterable[tuple[str, bool | None]]) -> dict[str, float]:
-    """Task and scenario goal completion in per cent.
+    """Return task goal completion (TGC) and scenario goal completion (SGC) in per cent.
 
-    TGC is the share of attempts in which every test passes. SGC is the share of scenarios in which that holds for
-    every task; with several attempts a task, the first attempts of a scenario's tasks count as one attempt at the
-    scenario, the second ones as another, and so on.
+    TGC is the share of attempts in which every test passes. SGC is the share of scenarios in which every test of every
+    task passes. With several attempts at each task, the first attempts at a scenario's tasks count as one attempt at
+    the scenario, the second attempts as another, and so on.
 
     Args:
-        outcomes: (task id, whether every test passed) for each attempt; `None` for one that could not be scored, which
-            is left out.
+        outcomes: (task id, whether every test passed) for each attempt; `None` marks an attempt that could not be
+            scored and is left out.
 
     Returns:
-        `tgc` and `sgc`, NaN without a scored attempt.
+        `tgc` and `sgc`, which are NaN if no attempt was scored.
     """
     by_task: dict[str, list[bool | None]] = defaultdict(list)
     for task_id, success in outcomes:
@@ -68,7 +68,7 @@ def goal_completion(outcomes: Iterable[tuple[str, bool | None]]) -> dict[str, fl
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """One line of a report: `tgc`, `sgc` (per cent), `reward`, `failed_step_share`, `docs_step_share`, …"""
+    """Return the figures of a report: `tgc` and `sgc` (per cent), `reward`, `failed_step_share` and so on."""
     sums = rollout_sums(trajectories)
     rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
     outcomes = [(t.task_id, t.score.success if t.score else None) for t in trajectories]
@@ -87,7 +87,13 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def expected_attempts(
     outcomes: Iterable[tuple[str, bool | None]], dataset: Iterable[dict[str, Any]], samples: int
 ) -> list[tuple[str, bool | None]]:
-    """Leave out the attempts that only fill the last batch up for a number of processes that does not divide it."""
+    """Return the outcomes without the extra attempts with which samplers fill up the last batch.
+
+    Args:
+        outcomes: (task id, whether every test passed) for each attempt.
+        dataset: rows with the `task_id` of each expected attempt.
+        samples: number of expected attempts for each row.
+    """
     left: dict[str, int] = {}
     for example in dataset:
         left[example["task_id"]] = left.get(example["task_id"], 0) + samples
@@ -102,19 +108,35 @@ def expected_attempts(
 def shaping_sums(
     outcome: torch.Tensor, action_mask: torch.Tensor, failed_mask: torch.Tensor, shaped: torch.Tensor
 ) -> dict[str, tuple[float, float]]:
-    """Which share of the action tokens each case of the shaping takes, and the mean of what came out.
+    """Return the sums for the share of action tokens in each case of the shaping, and for the mean shaped advantage.
 
     Args:
         outcome: (B,) outcome advantages, NaN where unscorable.
-        action_mask: (B, T).
-        failed_mask: (B, T) within the action mask.
-        shaped: (B, T).
+        action_mask: (B, T) true on sampled tokens.
+        failed_mask: (B, T) true on the tokens of failed steps, which are a part of `action_mask`.
+        shaped: (B, T) shaped advantages.
     """
     tokens = action_mask.bool().sum().item()
     anchor = outcome.unsqueeze(1)
     cases = {"tie": anchor == 0, "negative": anchor < 0, "positive": anchor > 0}
     sums = {f"tokens/failed_{case}": ((failed_mask & rows).sum().item(), tokens) for case, rows in cases.items()}
     return sums | {"advantages/shaped_mean": (shaped.sum().item(), tokens)}
+
+
+def group_shares(outcome: torch.Tensor, moves: torch.Tensor, group_size: int) -> dict[str, float]:
+    """Return the share of groups whose rewards tie, and the share that tie and still have a gradient.
+
+    Args:
+        outcome: (B,) outcome advantages of consecutive groups, NaN where unscorable.
+        moves: (B,) true where a failed step gives the row a gradient.
+        group_size: number of rows in a group.
+    """
+    tied = (outcome.nan_to_num(nan=0.0).view(-1, group_size) == 0).all(dim=1)
+    moved = tied & (moves.view(-1, group_size) != 0).any(dim=1)
+    return {
+        "groups/zero_variance": tied.float().mean().item(),
+        "groups/zero_variance_with_gradient": moved.float().mean().item(),
+    }
 
 
 def _ratio(pair: tuple[float, float]) -> float:

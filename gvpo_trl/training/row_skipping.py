@@ -1,12 +1,13 @@
-"""Leaves out of a training step the rows that cannot move the weights; loss and gradients stay TRL's.
+"""Leaves rows that cannot move the weights out of a training step, with the same loss and gradients as TRL.
 
     B  rows of a micro-batch
     T  length of the padded completions
     P  length of the padded prompts
 
-TRL's `_compute_loss` runs forward and backward for every row, also for one whose advantages are all 0. Here it is
-given a stand-in for the model that computes the other rows alone. This is right only as long as nothing but advantages
-gives a row a gradient, so it is done only with a TRL whose loss is known term by term (`KNOWN_LOSSES`).
+TRL's `_compute_loss` runs forward and backward for every row, even if all of its advantages are 0. This module passes
+it a stand-in for the model, `ComputedRows`, which computes only the other rows. That is right only as long as nothing
+but advantages gives a row a gradient, so rows are skipped only with a TRL whose loss is known term by term
+(`KNOWN_LOSSES`).
 """
 
 import ast
@@ -21,11 +22,14 @@ import torch
 from accelerate import Accelerator
 
 KNOWN_LOSSES = {"2f2f7e57defad6f0"}
-"""Fingerprints of TRL's losses, of which `tests/test_trl_contract.py` knows every term that moves a row."""
+"""Fingerprints of the losses of TRL whose terms `tests/test_trl_contract.py` has checked one by one."""
 
 
 def fingerprint(functions: Iterable[Callable[..., Any]]) -> str | None:
-    """A digest of the functions' code, which comments, docstrings and layout don't change; `None` without a source."""
+    """Return a digest of the functions' code, or `None` if a function has no readable source.
+
+    Comments, docstrings and layout do not change the digest.
+    """
     digest = hashlib.sha256()
     for function in functions:
         try:
@@ -41,21 +45,21 @@ def fingerprint(functions: Iterable[Callable[..., Any]]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingStep:
-    """What is known of a training step before its loss is computed."""
+    """The state of a training step that decides which rows are computed."""
 
     rows_may_be_skipped: bool
-    """Whether advantages are all that gives a row a gradient, and no other row's loss is divided by its tokens."""
+    """Whether a row has a gradient only through its advantages, and its tokens scale no other row's loss."""
     accelerator: Accelerator
     is_deepspeed: bool
-    """Whether DeepSpeed runs backward, which counts the micro-batches itself."""
+    """Whether DeepSpeed runs the backward pass. It counts the micro-batches itself, so none may be left out."""
 
 
 class ComputedRows:
-    """A model as TRL's loss calls it, which computes some rows and gives zeros for the others.
+    """Stands in for the model in TRL's loss: computes some rows and returns zeros for the others.
 
     Args:
-        model: with TRL's fused head.
-        rows: (B,) bool, the rows to compute; at least one.
+        model: the model with TRL's fused head.
+        rows: (B,) bool, true on the rows to compute, of which there is at least one.
     """
 
     def __init__(self, model: Any, rows: torch.Tensor):
@@ -63,7 +67,12 @@ class ComputedRows:
         self.rows = rows
 
     def __call__(self, labels: torch.Tensor, **inputs: Any) -> Any:
-        """Labels (B, P + T) in, log-probabilities and entropies of B rows out; each tensor among inputs has B rows."""
+        """Return the model's output with log-probabilities and entropies of B rows.
+
+        Args:
+            labels: (B, P + T) ids.
+            inputs: the model's other inputs; each tensor among them has B rows.
+        """
         inputs = {name: x[self.rows] if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
         output = self.model(labels=labels[self.rows], **inputs)
         output.log_probs = self._all_rows(output.log_probs)
@@ -81,16 +90,16 @@ def loss_of_moving_rows(
     inputs: dict[str, Any],
     step: TrainingStep,
 ) -> torch.Tensor:
-    """TRL's loss of a micro-batch, computed without the rows whose advantages are all 0.
+    """Return TRL's loss of a micro-batch, computed without the rows whose advantages are all 0.
 
-    TRL's entropy and clip metrics are then those of the rows that are computed. Where no row of any rank is left,
-    neither forward nor backward runs.
+    TRL's entropy and clip metrics then cover only the computed rows. Neither forward nor backward runs if no rank has
+    a row to compute.
 
     Args:
         compute_loss: TRL's `_compute_loss`.
-        model: what the trainer hands to it.
+        model: the model that the trainer passes to it.
         inputs: the micro-batch.
-        step: whether rows may be skipped, and how ranks agree on it.
+        step: says whether rows may be skipped, and lets ranks agree on it.
     """
     if not step.rows_may_be_skipped:
         return compute_loss(model, inputs)
@@ -104,7 +113,7 @@ def loss_of_moving_rows(
         return compute_loss(model, inputs)
     inputs = inputs | {"tool_mask": action_mask * rows.unsqueeze(1)}
     if inputs.get("old_per_token_logps") is not None:
-        # A skipped row's new log-probability is 0; its ratio must not overflow before the mask is applied.
+        # A skipped row has log-probabilities of 0. Old ones of 0 keep its ratio from overflowing under the mask.
         inputs["old_per_token_logps"] = inputs["old_per_token_logps"] * rows.unsqueeze(1)
     return compute_loss(ComputedRows(model, rows), inputs)
 
@@ -112,8 +121,8 @@ def loss_of_moving_rows(
 def _no_rank_needs(rows: torch.Tensor, step: TrainingStep) -> bool:
     """Whether the micro-batch can be left out on all ranks.
 
-    With several processes the last one of an optimizer step always runs: its backward averages the gradients that the
-    other micro-batches left.
+    With several processes the last micro-batch of an optimizer step always runs, because its backward pass averages
+    the gradients of the whole step.
     """
     accelerator = step.accelerator
     if step.is_deepspeed or (accelerator.num_processes > 1 and accelerator.sync_gradients):
@@ -122,8 +131,11 @@ def _no_rank_needs(rows: torch.Tensor, step: TrainingStep) -> bool:
 
 
 def _zero_loss(model: torch.nn.Module, accelerator: Accelerator) -> torch.Tensor:
-    """A loss of 0 whose backward does nothing, with the gradients of 0 that the optimizer would have seen."""
-    if accelerator.num_processes == 1:  # momentum and weight decay go on as they would
+    """Return a loss of 0 whose backward pass does nothing, and give parameters the gradients of 0 that TRL would give.
+
+    Without gradients the optimizer would leave out its momentum and weight decay.
+    """
+    if accelerator.num_processes == 1:  # several processes always run a backward pass before the optimizer steps
         for parameter in model.parameters():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

@@ -1,4 +1,4 @@
-"""Under FSDP a forward is a collective call: ranks whose trajectories end early keep the others company."""
+"""Under FSDP and ZeRO-3 a forward is a collective call, so all ranks run the same number of forwards."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_two(script: str, folder: Path) -> list[dict]:
-    """What two ranks saw whose turns differ in number and length."""
+    """Run the script on two ranks whose turns differ in number and length, and return the results of both."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     path = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     done = subprocess.run(
@@ -37,7 +37,7 @@ def run_two(script: str, folder: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
-    """Two ranks under FSDP2."""
+    """The results of two ranks under FSDP2."""
     return run_two("fsdp_run.py", tmp_path_factory.mktemp("fsdp"))
 
 
@@ -48,11 +48,11 @@ def test_ranks_of_a_sharded_model_run_the_same_number_of_forwards(ranks):
     assert zero["forwards"] == one["forwards"]
 
 
-def test_their_tokens_are_those_of_the_whole_model(ranks):
+def test_ranks_of_a_sharded_model_sample_the_tokens_of_the_whole_model(ranks):
     assert [rank["same"] for rank in ranks] == [True, True]
 
 
-def test_they_train_on_trajectories_of_unequal_turns(ranks):
+def test_ranks_of_a_sharded_model_train_on_trajectories_of_unequal_turns(ranks):
     zero, one = ranks
     assert zero["log"][0]["rollout/turns"] == (1 + 4) / 2
     assert zero["moved"]
@@ -60,7 +60,7 @@ def test_they_train_on_trajectories_of_unequal_turns(ranks):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
-def test_so_do_ranks_under_zero3(tmp_path):
+def test_ranks_under_zero3_run_the_same_number_of_forwards(tmp_path):
     zero, one = run_two("zero_run.py", tmp_path)
     assert zero["sharded"]
     assert zero["generation_forwards"] == one["generation_forwards"] == 2 + 3 + 4 + 5 + 1
@@ -70,19 +70,19 @@ def test_so_do_ranks_under_zero3(tmp_path):
 @pytest.mark.parametrize(
     ("sharded", "processes", "expected"), [(True, 2, True), (True, 1, False), (False, 2, False), (False, 1, False)]
 )
-def test_who_needs_equal_forwards(sharded, processes, expected):
+def test_which_models_need_equal_forwards(sharded, processes, expected):
     assert needs_equal_forwards(torch.nn.Module(), is_sharded=sharded, processes=processes) == expected
 
 
 class _Others(Ranks):
-    """Ranks that go on for as many calls as `plan` is long; each entry says whether one of them reads."""
+    """Stands in for ranks that sample in the next `len(plan)` calls. An entry says whether one of them reads."""
 
     def __init__(self, plan):
         super().__init__(torch.device("cpu"), together=True)
-        self.plan, self.heard = list(plan), []
+        self.plan, self.flags = list(plan), []
 
     def any(self, *flags):
-        self.heard.append(flags)
+        self.flags.append(flags)
         others = (True, self.plan.pop(0)) if self.plan else (False, False)
         return [mine or theirs for mine, theirs in zip(flags, others, strict=True)]
 
@@ -99,14 +99,15 @@ def test_a_rank_that_is_done_takes_part_until_all_are(monkeypatch):
     monkeypatch.setattr(model, "generate", recorded)
     model.model.register_forward_hook(lambda *_: forwards.append(1))
     config = GenerationConfig(do_sample=False, eos_token_id=2, pad_token_id=0)
+    others = _Others([True, False, True])
+    monkeypatch.setattr("gvpo_trl.generation.transformers.Ranks", lambda device, together: others)
     ours = TransformersGenerate(model, config, [2], 0, kv_cache_tokens=1000, equal_forwards=True)
-    ours._ranks = _Others([True, False, True])
     ours([TurnRequest(trajectory=0, ids=[5, 6, 7], max_new_tokens=2)])
     assert (len(forwards), generated) == (1 + 2, [True])  # another rank reads, then two tokens are sampled
     ours.wait_for_ranks()
     assert generated == [True] * 3
     assert len(forwards) == 3 + (0 + 1) + (1 + 1)
-    assert ours._ranks.heard == [(True, False), (False, False), (False, False), (False, False)]
+    assert others.flags == [(True, False), (False, False), (False, False), (False, False)]
 
 
 def test_a_rank_alone_waits_for_nobody():

@@ -1,4 +1,4 @@
-"""From which distribution turns are sampled: the trainer's settings and nothing else."""
+"""Turns are sampled with the trainer's settings and no others."""
 
 import logging
 from types import SimpleNamespace
@@ -20,14 +20,15 @@ REQUESTS = [TurnRequest(trajectory=row, ids=PROMPT, max_new_tokens=1) for row in
 
 
 def sampled(own: dict, **ours) -> list:
-    """One token for each of 64 rows, from a model whose own generation configuration is `own`."""
+    """Sample one token for each of 64 rows from a model whose own generation configuration is `own`."""
     torch.manual_seed(0)
     model = tiny_model(tiny_tokenizer()).eval()
     for name, value in own.items():
         setattr(model.generation_config, name, value)
     settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0} | ours
     turns = TransformersGenerate(model, GenerationConfig(**settings), [2], 0)(REQUESTS)
-    assert all(getattr(model.generation_config, name) == value for name, value in own.items()), "it is put back"
+    restored = {name: getattr(model.generation_config, name) for name in own}
+    assert restored == own, "the model's own configuration is restored"
     return turns
 
 
@@ -45,7 +46,7 @@ def test_what_the_models_own_configuration_adds_is_switched_off_and_named(own, c
 
 def test_recorded_log_probabilities_are_those_of_our_distribution():
     (own_value,) = {turn.logprobs[0] for turn in sampled({"min_p": 0.99}, top_k=1)}
-    assert own_value == 0.0, "one token is left, with probability 1"
+    assert own_value == 0.0, "only one token is left, with probability 1"
     probabilities = {turn.ids[0]: turn.logprobs[0] for turn in sampled({"min_p": 0.99})}
     model = tiny_model(tiny_tokenizer()).eval()
     with torch.no_grad():
@@ -93,7 +94,8 @@ def test_greedy_sampling_is_refused_in_training(tmp_path, options):
         trainer.train()
 
 
-def source(**changes):
+def vllm_engine(**changes):
+    """Return a stand-in for TRL's `VLLMGeneration` that lists its weight syncs in `synced`."""
     engine = {
         "mode": "colocate",
         "llm": SimpleNamespace(llm_engine=SimpleNamespace(model_config=SimpleNamespace(max_model_len=500))),
@@ -117,14 +119,14 @@ def source(**changes):
 
 def test_temperature_zero_reaches_vllm():
     place = {"step": 0, "process": 0, "local_process": 0, "processes": 1}
-    sampling = Sampling(EngineSource(engine=source(), end_ids=[2], temperature=0.0, **place))
+    sampling = Sampling(EngineSource(engine=vllm_engine(), end_ids=[2], temperature=0.0, **place))
     assert sampling(REQUESTS[0])["temperature"] == 0.0
 
 
 @pytest.mark.parametrize(("mode", "limit"), [("colocate", 500), ("server", 300)])
 @pytest.mark.parametrize("configured", [None, 100, 4000])
 def test_what_vllm_takes_bounds_a_trajectory(tmp_path, mode, limit, configured):
-    engine = source(mode=mode)
+    engine = vllm_engine(mode=mode)
     assert engine_context_length(engine, is_main=True) == limit
     trainer = make_trainer(tmp_path, max_context_length=configured)
     trainer.use_vllm, trainer.vllm_generation = True, engine
@@ -132,12 +134,12 @@ def test_what_vllm_takes_bounds_a_trajectory(tmp_path, mode, limit, configured):
 
 
 def test_vllm_has_the_weights_of_now_before_the_first_request(tmp_path):
-    trainer, engine = make_trainer(tmp_path), source()
+    trainer, engine = make_trainer(tmp_path), vllm_engine()
     trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, engine, -1
     trainer.script = None
     for _ in range(2):
         trainer.generation_session()
-    assert engine.synced == [1], "once, where no step came between"
+    assert engine.synced == [1], "the weights are synchronized once per step"
     trainer.state.global_step = 1
     trainer.generation_session()
     assert engine.synced == [1, 1]

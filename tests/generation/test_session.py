@@ -1,4 +1,4 @@
-"""Turns sampled inside a trainer: with its weights of the moment, and with its own log-probabilities."""
+"""Sampling inside a trainer uses the current weights, and log-probabilities equal those that the trainer scores."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ PROMPTS = [[5 + (7 * n) % 200 for n in range(length)] for length in (30, 12, 21)
 
 
 def two_turns(generate):
-    """Requests and turns of two rounds of three trajectories."""
+    """Return requests and turns of two rounds of three trajectories."""
     requests = [TurnRequest(trajectory=row, ids=ids, max_new_tokens=8) for row, ids in enumerate(PROMPTS)]
     first = generate(requests)
     later = [

@@ -1,4 +1,4 @@
-"""Several processes, here threads, over one generator: each has its own number of rows, and gets its own turns."""
+"""Several processes, here threads, share one generator. Each has its own number of rows and gets its own turns."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ from tests.support.toy import ToyEnvironment
 
 
 class Meeting:
-    """The collective call: returns to each rank what all of them brought."""
+    """A collective call of threads, which returns the messages of all ranks to each rank."""
 
     def __init__(self, size):
         self.size, self.barrier, self.brought = size, threading.Barrier(size), {}
@@ -30,7 +30,7 @@ class Meeting:
 
 
 class Replying:
-    """A batch generator whose turn hangs on the prompt alone: `x = <length>` until the prompt is long, then done."""
+    """A batch generator whose turns depend only on the prompt: `x = <length>` until the prompt is long, then done."""
 
     def __init__(self):
         self.calls = []
@@ -46,7 +46,7 @@ class Replying:
 
 
 def run_ranks(rows, source_of, everywhere=False, fail=lambda rank: None):
-    """What `roll` returns or raises on each rank."""
+    """Return what `roll` returns or raises on each rank."""
     meeting = Meeting(len(rows))
 
     def run(rank):

@@ -1,4 +1,4 @@
-"""Turns from a real, tiny model: a batch equals its rows, each turn ends where it should."""
+"""Turns of a real, tiny model: a batch gives the same turns as its rows alone, and each turn ends where it should."""
 
 from contextlib import nullcontext
 
@@ -16,7 +16,7 @@ PAD = TOKENIZER.pad_token_id
 
 
 def talkative():
-    """A tiny model whose greedy turns vary: with tied weights at random it repeats the last token."""
+    """Return a tiny model with varied greedy turns. With tied random weights it would repeat the last token."""
     model = tiny_model(TOKENIZER).eval()
     generator = torch.Generator().manual_seed(1)
     model.lm_head.weight = torch.nn.Parameter(torch.randn(model.lm_head.weight.shape, generator=generator))
@@ -38,7 +38,7 @@ def request(text, budget=12, row=0):
 
 
 def session(*, end_ids=(END,), pad_id=PAD, kv_cache_tokens=0, **config):
-    """A generator over the model, greedy unless told otherwise."""
+    """Return a generator that uses the model, greedy by default."""
     settings = {"do_sample": False, "eos_token_id": list(end_ids), "pad_token_id": pad_id} | config
     generation_config = GenerationConfig(**settings)
     return nullcontext(
@@ -47,7 +47,7 @@ def session(*, end_ids=(END,), pad_id=PAD, kv_cache_tokens=0, **config):
 
 
 def greedy(ids, count):
-    """The next greedy ids, each from a forward pass over everything before it."""
+    """Return the next greedy ids, each from a forward pass over all ids before it."""
     ids = list(ids)
     with torch.no_grad():
         for _ in range(count):
@@ -56,7 +56,7 @@ def greedy(ids, count):
 
 
 FREE = [greedy(request(text).ids, 12) for text in TEXTS]
-"""What the model says after each text when nothing ends its turn."""
+"""The ids that the model samples after each text if nothing ends its turn."""
 
 
 def test_the_model_says_enough_to_tell_turns_apart():

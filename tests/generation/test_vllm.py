@@ -1,4 +1,4 @@
-"""What needs no vLLM in its session: an engine and a client that count. tests/vllm_engine has real ones."""
+"""The vLLM session with a stand-in for the engine and the client. tests/vllm_engine tests it with the real ones."""
 
 import inspect
 import subprocess
@@ -19,7 +19,7 @@ END = 7
 
 
 class CountingEngine:
-    """vLLM's `LLMEngine` as far as the session calls it: a step adds to each request the id after its last one."""
+    """Stands in for vLLM's `LLMEngine`. A step adds to each request the id that follows its last one."""
 
     def __init__(self, longest=100):
         self.longest = longest
@@ -50,7 +50,7 @@ class CountingEngine:
 
 def _output(name, prompt, ids, params, reason):
     logprobs = None
-    if params.logprobs is not None:  # another token may be likelier than the sampled one
+    if params.logprobs is not None:  # a token that is not sampled may have a higher probability
         logprobs = [{0: SimpleNamespace(logprob=-0.1), token: SimpleNamespace(logprob=-float(token))} for token in ids]
     completion = SimpleNamespace(token_ids=tuple(ids), logprobs=logprobs, finish_reason=reason)
     return SimpleNamespace(
@@ -109,7 +109,7 @@ def test_every_request_has_its_own_budget_and_ends_alone():
         short, long = turns.submit(request(0, [1, 10], 2)), turns.submit(request(1, [20], 4))
         assert [turns.advance(), turns.advance()] == [True, True]
         assert (short.done(), long.done()) == (True, False)
-        later = turns.submit(request(0, [1, 10, 11, 12, 30], 1))  # the next turn enters beside the one in the engine
+        later = turns.submit(request(0, [1, 10, 11, 12, 30], 1))  # the next turn, while another row is sampled
         assert [turns.advance(), turns.advance()] == [True, False]
     assert [future.result().ids for future in (short, long, later)] == [[11, 12], [21, 22, 23, 24], [31]]
     assert short.result().logprobs == [-11.0, -12.0]
@@ -183,7 +183,7 @@ def test_structured_outputs_are_passed_on(changes, expected):
 
 
 class Sleeping:
-    """An engine with TRL's sleep mode; `log` is what happened."""
+    """An engine with TRL's sleep mode; `log` lists the calls that it got."""
 
     def __init__(self, asleep):
         self.log = []
@@ -233,7 +233,7 @@ def test_a_users_own_budget_and_stop_tokens_are_kept():
     assert settings(request(0, [1], 9)) | {"max_tokens": 5, "stop_token_ids": [3, END]} == settings(request(0, [1], 9))
 
 
-def test_a_seed_becomes_one_a_request_that_does_not_hang_on_the_order():
+def test_each_request_gets_a_seed_that_does_not_depend_on_the_order():
     def seed(trajectory=0, length=1, **place):
         return Sampling(make_source(generation_kwargs={"seed": 5}, **place))(request(trajectory, [1] * length))["seed"]
 
@@ -247,7 +247,7 @@ def test_a_seed_becomes_one_a_request_that_does_not_hang_on_the_order():
 
 
 class Client:
-    """TRL's client; `together` requests must be under way before one is answered."""
+    """Stands in for TRL's client. It answers only when `together` requests are under way at once."""
 
     def __init__(self, together=1, error=None, logprobs=True):
         self.barrier, self.error, self.logprobs = threading.Barrier(together), error, logprobs

@@ -1,4 +1,4 @@
-"""`MultiTurnRollout`: its arguments, whose budget counts, and the rows that TRL gets."""
+"""`MultiTurnRollout`: its arguments, its budgets, and the rows that it returns to TRL."""
 
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -41,7 +41,7 @@ def context(**changes):
 
 
 class Caller:
-    """What the callback asks of a trainer, without a model."""
+    """Stands in for the trainer: provides the context of a rollout without a model."""
 
     def __init__(self, folder, scripts, *, task_ids=None, logprobs=False, **config):
         self.args = GVPOConfig(str(folder), report_to="none", use_cpu=True, bf16=False, **config)
@@ -118,7 +118,7 @@ def test_rows_have_one_element_per_prompt_in_every_field(tmp_path):
     assert [sum(mask) for mask in rows["failed_mask"]] == [len(FAILING) + 1, 0, 2 * (len("Hm.") + 1)]
 
 
-def test_the_trainer_hears_of_the_rollout_once(tmp_path):
+def test_a_rollout_is_recorded_once(tmp_path):
     caller = Caller(tmp_path, [[FAILING, DONE]])
     rows = caller.rows()
     ((trajectories, seconds),) = caller.recorded

@@ -1,4 +1,4 @@
-"""`Prefetch`: which tasks the environment is asked to open, and when; with a data loader of any kind."""
+"""`Prefetch`: which tasks the environment is asked to open and when, with any kind of data loader."""
 
 import pickle
 
@@ -20,7 +20,7 @@ def ids(name):
 
 
 class Recording(ToyEnvironment):
-    """Writes down which tasks were opened (a text) and which were asked for ahead (a tuple)."""
+    """Records each opened task as a string, and each request to open tasks ahead as a tuple."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -55,7 +55,7 @@ def test_the_batch_after_this_one_is_asked_for_when_this_one_is_rolled_out():
     environment = Recording()
     prefetch = Prefetch(environment)
     prefetch.expect([rows("a"), rows("b")])
-    assert environment.asked == [], "the first batch needs the places"
+    assert environment.asked == [], "all places belong to the first batch"
     prefetch.rolled_out(ids("a"))
     assert environment.asked == [ids("b")]
     prefetch.expect([rows("b"), rows("c")])
@@ -97,7 +97,7 @@ def test_rows_without_tasks_and_environments_without_prefetch_are_left_alone():
 
 
 def trained(folder, **options):
-    """The environment of a training run of four steps whose turns the model itself samples."""
+    """Train for four steps, with turns that the model itself samples, and return the environment."""
     environment = Recording()
     trainer = make_trainer(
         folder,
@@ -124,7 +124,7 @@ def test_any_number_of_loader_processes_gives_the_same_run(tmp_path, workers):
 
 def test_worlds_of_the_next_batch_are_asked_for_before_the_step_on_this_one(tmp_path):
     _, environment = trained(tmp_path, max_steps=3)
-    assert len(environment.opened_tasks) == 12, "three batches of four"
+    assert len(environment.opened_tasks) == 12, "the run has three batches of four"
     first = environment.events.index(tuple(environment.opened_tasks[4:8]))
     assert first == 4, "the second batch is asked for when the first is rolled out, before the step"
 

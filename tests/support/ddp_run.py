@@ -1,4 +1,4 @@
-"""One of two processes of a training run: `torchrun … ddp_run.py FOLDER` writes what it saw to FOLDER/rankN.json."""
+"""Runs one of two training processes: `torchrun … ddp_run.py FOLDER` writes its results to FOLDER/rankN.json."""
 
 import json
 import sys
@@ -7,13 +7,13 @@ from pathlib import Path
 from gvpo_trl.evaluation import evaluate
 from tests.support.training import FAIL, ScriptedTrainer, finish, make_trainer, tasks
 
-# A group of four spans both ranks: rank 0 holds its first two rows. By rank and row:
 SCRIPT = {
     (0, 0): [FAIL, finish(1, 0)],
     (0, 1): [finish(1, 1)],
     (1, 0): [FAIL, finish(0, 1)],
     (1, 1): [FAIL, finish(1, 1)],
 }
+"""Turns by (rank, row). A group of four spans both ranks; rank 0 holds its first two rows."""
 
 
 class Recorder(ScriptedTrainer):
@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
     train = list(trainer.seen)
     weights = sum(p.double().abs().sum().item() for p in trainer.model.parameters())
 
-    # Scenario t0 is solved, and t1_1 of t1; the sampler fills the last batch up with tasks it has had before.
+    # The sampler fills the last batch up with tasks that have come before.
     trainer.script = lambda number, row: [finish(1, 0) if row["task_id"] in SOLVED else finish(0, 1)]
     metrics = trainer.evaluate()
     streamed = trainer.evaluate(tasks(7).to_iterable_dataset())
@@ -64,6 +64,7 @@ def main(folder: Path) -> None:
 
 
 SOLVED = ("t0_1", "t0_2", "t0_3", "t1_1")
+"""Tasks that are solved: all of scenario t0 and one of t1."""
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

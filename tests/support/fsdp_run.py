@@ -1,6 +1,6 @@
-"""One of two ranks of a sharded model: `torchrun … fsdp_run.py FOLDER` writes what it saw to FOLDER/rankN.json.
+"""Runs one of two ranks of a sharded model: `torchrun … fsdp_run.py FOLDER` writes its results to FOLDER/rankN.json.
 
-Accelerate has no FSDP on a CPU; transformers shards a model as it loads it, there too.
+Accelerate has no FSDP on a CPU, but transformers can shard a model there while it loads it.
 """
 
 import json
@@ -22,11 +22,11 @@ from tests.support.toy import ToyEnvironment
 from tests.support.training import make_trainer
 
 ROUNDS = {0: [[0]], 1: [[0, 1], [0], [0, 1, 2], [2]]}
-"""The trajectories that take part in each of a rank's rounds; rank 1's third holds one that begins."""
+"""The trajectories in each round of each rank. A new trajectory begins in the third round of rank 1."""
 
 
 def turns(generate: TransformersGenerate, rounds: list[list[int]]) -> list[list[int]]:
-    """The sampled ids of all turns, one after the other."""
+    """Return the sampled ids of all turns in order."""
     histories = {row: [5 + row] * (4 + 3 * row) for row in range(3)}
     taken = []
     for number, rows in enumerate(rounds):
@@ -91,10 +91,10 @@ def main(folder: Path) -> None:
 
 
 def weights(model: torch.nn.Module) -> float:
-    """The sum of all weights' absolute values, over both ranks."""
+    """Return the sum of the absolute values of all weights over both ranks."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()  # some keep whole weights after a forward
+            module.reshard()  # some modules keep gathered weights after a forward
     return sum(parameter.full_tensor().double().abs().sum().item() for parameter in model.parameters())
 
 

@@ -1,4 +1,4 @@
-"""Measures how the work of a function grows with its input, in operations rather than in seconds."""
+"""Measures how the work of a function grows with its input, in lines of Python or in ratios of processor time."""
 
 import sys
 import time
@@ -27,8 +27,8 @@ def lines_run(function: Callable[[], Any]) -> int:
 def cpu_growth(function: Callable[[Any], Any], small: Any, large: Any) -> float:
     """Return how many times as much processor time the call takes with the large input.
 
-    This includes the work inside regular expressions and methods of strings, which a count of lines cannot see. The
-    best of several tries counts, and a time below 0.1 ms counts as 0.1 ms.
+    Processor time includes the work inside regular expressions and string methods, which a count of lines leaves out.
+    The best of several tries counts. A time below 0.1 ms counts as 0.1 ms.
     """
 
     def best(argument: Any) -> float:

@@ -11,7 +11,7 @@ from tests.support.toy import Scripted, ToyEnvironment
 TOKENIZER = tiny_tokenizer()
 END = TOKENIZER.eos_token_id
 GENEROUS_S = 30
-"""Seconds that a test waits for something that should happen at once. Only a failing test waits that long."""
+"""How long a test waits, in seconds, for something that should come at once. Only a failing test waits that long."""
 
 
 def block(code):
@@ -33,7 +33,7 @@ def budgets(**changes):
 
 
 def roll(scripts, environment=None, generate=None, tokenizer=TOKENIZER, **changes):
-    """Return the trajectories of one row per script."""
+    """Roll out one trajectory per script and return the trajectories."""
     environment = environment or ToyEnvironment()
     loop = RolloutLoop(environment, Chat(tokenizer, [tokenizer.eos_token_id]), budgets(**changes))
     prompts = [[{"role": "user", "content": f"Task {row}."}] for row in range(len(scripts))]
@@ -45,7 +45,7 @@ def roll(scripts, environment=None, generate=None, tokenizer=TOKENIZER, **change
 
 
 def failing(*places, times=1, kind=EpisodeFault, task="task_0"):
-    """Return an environment whose first `times` episodes of a task break at the given places."""
+    """Return an environment whose first `times` episodes of a task raise a fault at the given places."""
     environment = ToyEnvironment()
     broken, lock, opening = set(), threading.Lock(), environment.open
 

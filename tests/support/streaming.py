@@ -8,12 +8,12 @@ from tests.support.toy import Scripted
 
 
 class Stepped:
-    """A `StreamingGenerate` that the loop's thread drives, like a colocated engine. Each `advance` ends one turn.
+    """A `StreamingGenerate` that the loop's thread drives, as it does a colocated engine: `advance` ends one turn.
 
     Args:
-        generate: a batch generator that knows the turns.
-        first: takes the requests in flight and returns the index of the one to end, or `None` to end none.
-        refuse: takes a request and returns whether it fails.
+        generate: a batch generator that makes the turns.
+        first: is called with the requests in flight and returns the index of the one to end, or `None` to end none.
+        refuse: is called with a request and returns whether it fails.
     """
 
     def __init__(self, generate, first=lambda flying: 0, refuse=lambda request: False):
@@ -39,7 +39,7 @@ class Stepped:
 
 
 class Threaded:
-    """A `StreamingGenerate` that samples in its own threads, like a server."""
+    """A `StreamingGenerate` that samples in its own threads, as a server does."""
 
     def __init__(self, generate):
         self.generate = generate
@@ -53,7 +53,7 @@ class Threaded:
 
 
 class Counting:
-    """A batch generator that counts on from the last id of the request until the budget is used up."""
+    """A batch generator whose turns count on from the last id of the request until the budget is used up."""
 
     def __call__(self, requests):
         return [

@@ -1,4 +1,4 @@
-"""Tokenizers with the chat formats of model families and one token per byte."""
+"""Tokenizers with the chat templates of model families, mostly with one token per byte."""
 
 from pathlib import Path
 
@@ -14,14 +14,14 @@ ENDS = dict.fromkeys(("qwen2", "qwen2.5", "qwen3", "smollm2"), "<|im_end|>") | {
 
 
 class CountingTokenizer:
-    """Passes everything on to a tokenizer and counts what it had to encode and decode."""
+    """Passes every call on to a tokenizer, and counts what it encodes and decodes."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
         self._tokenizer = tokenizer
         self.encoded = 0
-        """Characters that were encoded."""
+        """Number of encoded characters."""
         self.decoded = 0
-        """Ids that were decoded."""
+        """Number of decoded ids."""
         self.calls = 0
 
     def __getattr__(self, name: str):
@@ -55,7 +55,7 @@ def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer like SentencePiece's: `▁` for a space, a token per ASCII character, else a token per byte."""
+    """Return a tokenizer like SentencePiece's, with `▁` for a space and a token per ASCII character or other byte."""
     words = [*SPECIAL, "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
     backend = Tokenizer(
         models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[], byte_fallback=True, unk_token="<unk>")

@@ -1,4 +1,4 @@
-"""Models and tokenizers small enough for a test, built in memory; real classes, no downloads."""
+"""Models and tokenizers that are small enough for a test. They are built in memory from transformers' own classes."""
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -14,7 +14,7 @@ SPECIAL = ["<pad>", "<|im_start|>", "<|im_end|>"]
 
 
 def tiny_tokenizer(chat_template: str = CHATML, extra: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
-    """One token a byte, and one for each string in `extra`."""
+    """Return a ChatML tokenizer with one token per byte and one for each string in `extra`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -30,7 +30,7 @@ def tiny_tokenizer(chat_template: str = CHATML, extra: tuple[str, ...] = ()) -> 
 
 
 def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0, **overrides) -> Qwen2ForCausalLM:
-    """A Qwen2 with random weights, 2 layers of width 32."""
+    """Return a Qwen2 model with random weights and two layers of width 32."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=len(tokenizer),

@@ -1,4 +1,4 @@
-"""An environment without AppWorld: episodes run the code in this process, faults are put in by hand."""
+"""An environment without AppWorld that runs code in this process and raises faults where a test says so."""
 
 import contextlib
 import io
@@ -13,12 +13,12 @@ from gvpo_trl.rollout.types import Turn, TurnRequest
 
 
 class ToyEnvironment:
-    """`done()` in the code completes the task; the score counts `ok` passed tests out of two.
+    """An environment in which `done()` completes the task; by default `ok` passed tests and one failed test score it.
 
     Args:
-        max_episodes: as in the protocol.
-        faults: called with (number of the episode in order of opening, "open" | "step" | "score"), may raise.
-        score: passed and failed requirements from the final namespace.
+        max_episodes: number of episodes that may be open at once.
+        faults: is called with (number of the episode in order of opening, "open" | "step" | "score") and may raise.
+        score: returns the score for the final namespace of the agent's code.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ToyEpisode:
 
 
 class Scripted:
-    """A `Generate` that plays fixed turns: `turns[row][n]` is the text of row's n-th turn, the last one repeats."""
+    """A `Generate` that plays fixed turns: `turns[row][n]` is the text of a row's n-th turn. The last one repeats."""
 
     def __init__(self, tokenizer, turns: dict[int, list[str]], end: str = "<|im_end|>"):
         self.tokenizer, self.turns, self.end = tokenizer, turns, end

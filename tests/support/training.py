@@ -1,4 +1,4 @@
-"""Trainers on the tiny model whose turns are written down beforehand; everything behind the sampling is real."""
+"""Trainers of the tiny model whose turns follow a script. Only the sampling is replaced."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,21 +16,22 @@ from tests.support.toy import Scripted, ToyEnvironment
 
 
 def code(source: str) -> str:
-    """A turn that runs the source."""
+    """Return the text of a turn that runs the source."""
     return f"```python\n{source}\n```"
 
 
 FAIL = code("1/0")
 LOST = code("lost = True\n1 / 0")
-"""Fails, and makes the evaluator crash in the end; played to the last turn, also on the retry."""
+"""A turn that fails and makes the evaluator crash at the end, also on the retry."""
 
 
 def finish(passed: int, failed: int) -> str:
-    """A turn that completes the task with that many passed and failed tests."""
+    """Return the text of a turn that completes the task with these numbers of passed and failed tests."""
     return code(f"score = ({passed}, {failed})\ndone()")
 
 
-def _score(space: dict) -> Score:
+def score_of(space: dict) -> Score:
+    """Return the score that the code of `finish` or `LOST` has left in its namespace."""
     if space.get("lost"):
         raise EvaluatorFault("the evaluator crashed")
     passed, failed = space.get("score", (0, 1))
@@ -40,7 +41,7 @@ def _score(space: dict) -> Score:
 
 
 def tasks(count: int, **columns: Any) -> Dataset:
-    """Tasks `t0_1`, `t0_2`, `t0_3`, `t1_1`, …: three variants a scenario."""
+    """Return a data set of the tasks `t0_1`, `t0_2`, `t0_3`, `t1_1` and so on, with three variants per scenario."""
     return Dataset.from_list(
         [
             {
@@ -54,7 +55,7 @@ def tasks(count: int, **columns: Any) -> Dataset:
 
 
 class ScriptedTrainer(GVPOTrainer):
-    """Plays `script(row number, row)` in the place of sampling, and keeps what reaches the loss."""
+    """A trainer that plays the turns of `script(row number, row)` instead of sampling, and keeps the loss's inputs."""
 
     script: Callable[[int, dict], list[str]] | None = None
 
@@ -70,12 +71,12 @@ class ScriptedTrainer(GVPOTrainer):
         return super()._compute_loss(model, inputs)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of one generation batch, as TRL's sampler would repeat them without shuffling."""
+        """Return the rows of one generation batch, repeated as TRL's sampler repeats them without shuffling."""
         groups = self.args.generation_batch_size // self.num_generations
         return [dict(self.train_dataset[n]) for n in range(groups) for _ in range(self.num_generations)]
 
     def one_batch(self, rows: list[dict[str, Any]] | None = None) -> dict[str, torch.Tensor]:
-        """What TRL's `_prepare_inputs` buffers, before the shuffle."""
+        """Roll out one batch and return what TRL's `_prepare_inputs` buffers, before it is shuffled."""
         self.model.train()
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps  # set by `train()`
         return self._generate_and_score_completions(self.rows() if rows is None else rows)
@@ -91,16 +92,17 @@ def make_trainer(
     trainer_class: type[ScriptedTrainer] = ScriptedTrainer,
     **options: Any,
 ) -> ScriptedTrainer:
-    """A trainer on 4 tasks, 4 trajectories a group and one group a batch.
+    """Make a trainer on 4 tasks, with 4 trajectories per group and one group per batch.
 
     Args:
         folder: output directory.
-        script: turns by row, or a list of them; the model samples when not given.
-        train_dataset: 4 tasks when not given.
-        model: the tiny Qwen2 when not given.
-        tokenizer: the byte tokenizer when not given.
-        trainer_class: a subclass with another hook.
-        options: of `GVPOConfig`, or arguments of the trainer.
+        script: a function that returns the turns of a row, or a list with the turns of each row; by default the model
+            samples.
+        train_dataset: by default 4 tasks.
+        model: by default the tiny Qwen2.
+        tokenizer: by default the byte tokenizer.
+        trainer_class: a class with additional hooks.
+        options: fields of `GVPOConfig` or arguments of the trainer.
     """
     tokenizer = tokenizer or tiny_tokenizer()
     names = ("reward_funcs", "eval_dataset", "peft_config", "rollout_func", "callbacks")
@@ -120,7 +122,7 @@ def make_trainer(
         "max_turn_length": 100,
         "max_completion_length": 1000,
     }
-    arguments.setdefault("rollout_func", MultiTurnRollout(ToyEnvironment(score=_score)))
+    arguments.setdefault("rollout_func", MultiTurnRollout(ToyEnvironment(score=score_of)))
     trainer = trainer_class(
         model=model or tiny_model(tokenizer),
         args=GVPOConfig(output_dir=str(folder), **(defaults | options)),

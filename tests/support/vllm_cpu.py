@@ -1,10 +1,10 @@
-"""What vLLM needs on a CPU. Import this before vLLM; what is set already stays."""
+"""Sets the environment variables that vLLM needs on a CPU. Import this before vLLM; variables already set stay."""
 
 import os
 
 ON_CPU = {
     "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # compiling takes minutes, the tests seconds
+    "TORCHDYNAMO_DISABLE": "1",  # compiling takes minutes, while the tests take seconds
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",

@@ -1,6 +1,6 @@
-"""One of two ranks under DeepSpeed's ZeRO-3: `torchrun … zero_run.py FOLDER` writes FOLDER/rankN.json.
+"""Runs one of two ranks under DeepSpeed's ZeRO-3: `torchrun … zero_run.py FOLDER` writes FOLDER/rankN.json.
 
-Accelerate has no DeepSpeed on a CPU, so its engine is made here.
+Accelerate does not support DeepSpeed on a CPU, so this script makes DeepSpeed's engine itself.
 """
 
 import json

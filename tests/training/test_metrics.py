@@ -1,4 +1,4 @@
-"""Goal completion and the sums of a batch, by hand."""
+"""Goal completion and the sums of a batch, compared with values worked out by hand."""
 
 import math
 
@@ -42,18 +42,18 @@ def trajectory(task_id="s_1", steps=(), score=SOLVED, stop=StopReason.COMPLETED,
 @pytest.mark.parametrize(
     ("outcomes", "tgc", "sgc"),
     [
-        # two scenarios, one solved in every variant
+        # One of two scenarios is solved in every variant.
         ({"a_1": [True], "a_2": [True], "a_3": [True], "b_1": [True], "b_2": [False], "b_3": [True]}, 83.3, 50.0),
-        # one decimal
+        # Percentages are rounded to one decimal.
         ({"a_1": [True], "b_1": [False], "c_1": [False]}, 33.3, 33.3),
-        # two samples: the first attempts at the scenario solve it, the second ones do not
+        # There are two samples. The first attempts at the tasks solve the scenario, the second ones do not.
         ({"a_1": [True, True], "a_2": [True, False]}, 75.0, 50.0),
-        # each sample solves one task only: no attempt at the scenario does
+        # Each sample solves only one of the tasks, so no attempt solves the scenario.
         ({"a_1": [True, False], "a_2": [False, True]}, 50.0, 0.0),
-        # an attempt that could not be scored is left out, and the scenario's attempt with it
+        # An attempt that could not be scored is left out together with that attempt at the scenario.
         ({"a_1": [None, True], "a_2": [False, True]}, 66.7, 100.0),
         ({"a_1": [None], "a_2": [True], "b_1": [False]}, 50.0, 0.0),
-        # a scenario of which only some tasks are in the set
+        # Only some of the scenario's tasks are in the data set.
         ({"a_2": [True]}, 100.0, 100.0),
     ],
 )
@@ -108,7 +108,7 @@ def test_sums_of_a_batch():
 
 
 def test_every_batch_has_the_same_keys_in_the_same_order():
-    """Ranks add them up as one tensor."""
+    """Ranks add the sums up as one tensor, so they must agree on the order."""
     assert list(rollout_sums([])) == list(rollout_sums(BATCH))
     assert sum(name.startswith("steps/failed/") for name in rollout_sums([])) == len(FailureKind)
 

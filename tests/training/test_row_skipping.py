@@ -1,4 +1,4 @@
-"""What cannot move the weights is not computed, and the loss and its gradients stay those of TRL."""
+"""Rows that cannot move the weights are not computed, and the loss and its gradients equal TRL's."""
 
 from contextlib import contextmanager
 
@@ -39,7 +39,7 @@ def _assert_same(trainer, batch):
 
 @contextmanager
 def _calls(trainer):
-    """What the model is called with."""
+    """Yield a list of the arguments of each call of the model."""
     seen, forward = [], trainer.model.forward
 
     def recorded(*args, **kwargs):
@@ -85,7 +85,8 @@ def test_old_logprobs_of_skipped_rows_do_not_reach_the_ratio(tmp_path):
     batch = trainer.one_batch()
     skipped = ~batch["advantages"].ne(0).any(dim=1)
     assert skipped.tolist() == [False, False, True, True] * 2
-    batch["old_per_token_logps"] = batch["old_per_token_logps"].masked_fill(skipped.unsqueeze(1), -200.0)  # overflows
+    overflowing = batch["old_per_token_logps"].masked_fill(skipped.unsqueeze(1), -200.0)
+    batch["old_per_token_logps"] = overflowing
     loss, gradients = _gradients(trainer, batch, _ours(trainer))
     assert loss.isfinite()
     assert all(gradient.isfinite().all() for gradient in gradients.values())
@@ -180,4 +181,4 @@ def test_a_fingerprint_changes_with_the_code_and_not_with_its_words():
     assert fingerprint([_loss()]) == fingerprint([_loss_with_words()])
     assert fingerprint([_loss()]) != fingerprint([_loss_with_a_term()])
     assert fingerprint([_loss(), _loss()]) != fingerprint([_loss()])
-    assert fingerprint([len]) is None, "a function without a source is not known"
+    assert fingerprint([len]) is None, "a function without a source has no fingerprint"

