@@ -278,7 +278,7 @@ def write_ground_truth(folder: Path, family, values: dict) -> None:
     write_json(folder / "required_apps.json", list(family.apps))
     write_json(folder / "public_data.json", values)
     write_json(folder / "private_data.json", family.private_data(values))
-    write_json(folder / "answer.json", family.answer(values) if family.answer else None)
+    write_json(folder / "answer.json", family.answer(values))
     write_json(
         folder / "test_data.json",
         [{"requirement": check.requirement, "label": check.label} for check in family.tests],

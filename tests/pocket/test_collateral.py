@@ -90,7 +90,7 @@ def plays_of(root: Path, experiment: str) -> list[dict]:
         turns = family.turns(values)
         codes = {label: [*turns[:-1], harm, turns[-1]] for label, harm in harms(root, family, values).items()}
         logins = [position for position, turn in enumerate(turns) if ".login(" in turn]
-        if logins and not family.answer:
+        if logins and family.answer(values) is None:
             other = next(item for item in families.PEOPLE if item.first_name not in support.leaves(values))
             swapped = log_in(root, family.apps[-1], other, "token")
             codes["from another user's account"] = [*turns[: logins[-1]], swapped, *turns[logins[-1] + 1 :]]
@@ -125,7 +125,7 @@ class TestAppWorldsOwnEngine:
 
     def test_a_solution_from_another_users_account_earns_nothing(self, played):
         found = [record for record in played if record["label"] == "from another user's account"]
-        assert len(found) == sum(family.answer is None for family in families.FAMILIES.values())
+        assert len(found) == len(families.FAMILIES) - 2  # Two families ask for an answer alone.
         for record in found:
             assert record["after"]["passed"] == 0, record
         # A control: most of these attempts run to their end, so it is the tests of the data that refuse them.

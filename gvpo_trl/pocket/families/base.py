@@ -100,11 +100,11 @@ class Family:
     changes: str
     """Source of the evaluation before its tests, which names what changed in the world."""
     checks: tuple[Check, ...]
-    """The unit tests, without the one on `effects` that every family has."""
+    """The unit tests of what is asked for, without the one on `effects` that every family has."""
     facts: Callable[[Values], dict[str, Any]] = lambda values: {}
     """What the tests need besides the values."""
-    answer: Callable[[Values], str] | None = None
-    """The answer that the task asks for; None where it asks for none."""
+    answer: Callable[[Values], str | None] = lambda values: None
+    """The answer that the task asks for, or None where it asks for none."""
     documented: tuple[str, str] | None = None
     """App and API whose arguments the solution looks up first."""
     splits: tuple[str, ...] = NORMAL_SPLITS
@@ -124,12 +124,12 @@ class Family:
 
     @property
     def tests(self) -> tuple[Check, ...]:
-        """All unit tests of a task.
+        """All unit tests of a task. The last one wants all that the others want, and no change of the world besides.
 
-        An untouched world fails each of them. A task that asks for an answer changes nothing, so its last test wants
-        the right answer as well.
+        An untouched world therefore fails it, also where the task changes nothing because it asks for an answer.
         """
-        return (*self.checks, RIGHT_ANSWER_ALONE if self.answer else ASKED_CHANGES_ALONE)
+        code = "\n".join(check.code for check in self.checks)
+        return (*self.checks, Check(EXACTLY, f"{code}\n{NOTHING_ELSE}"))
 
     def private_data(self, values: Values) -> dict[str, Any]:
         """Collect what the tests compare the world with, besides the values."""
@@ -152,14 +152,8 @@ class Family:
         return "\n".join(["def solution(apis, requester):", *(f"    {line}" for line in body)]) + "\n"
 
 
-ASKED_CHANGES_ALONE = Check(
-    "The world changed as asked, and in nothing else.",
-    'test.case(effects(models, private_data["effects"]), "==", private_data["effects"])',
-)
-RIGHT_ANSWER_ALONE = Check(
-    "The whole answer is right, and nothing in the world changed.",
-    f'test.case(answer_words(models), "==", words_of(ground_truth_answer))\n{ASKED_CHANGES_ALONE.code}',
-)
+EXACTLY = "All of that holds, and nothing else in the world changed."
+NOTHING_ELSE = 'test.case(effects(models, private_data["effects"]), "==", private_data["effects"])'
 
 EVALUATION_HEAD = '''"""Unit tests of a pocket task."""
 
@@ -175,12 +169,8 @@ def only(records, **fields):
 
 def answer_words(models):
     """Return the agent's answer as lower-case words and numbers."""
-    return words_of(json.loads(models.end.supervisor.Task.all()[0].answer))
-
-
-def words_of(answer):
-    """Split an answer into lower-case words and numbers."""
-    return re.findall(r"[a-z0-9:]+", str(answer).lower())
+    given = json.loads(models.end.supervisor.Task.all()[0].answer)
+    return re.findall(r"[a-z0-9:]+", str(given).lower())
 
 
 def effects(models, wanted):
