@@ -407,23 +407,3 @@ def test_a_kernel_that_offers_too_little_is_said_or_refused(own, task, caplog, m
         lenient._tell(facts)
         lenient._check_restriction({"leaks": ["read the planted file"]})
         assert caplog.text.count("AGENT CODE IS NOT FULLY SANDBOXED") == 1 and support in lenient.protection
-
-
-def test_an_interpreter_that_can_read_what_it_must_not_runs_no_agent_code(own, task, monkeypatch):
-    assert own.start().sandbox in ("full", "partial", "none")
-    if own.sandbox != "full":
-        pytest.skip("this kernel cannot restrict the interpreter in full")
-    readable = sys.prefix if os.getuid() else "/usr/lib"
-    planted = next(path for path in Path(readable).rglob("*.py") if path.stat().st_mode & 4)
-    monkeypatch.setitem(own._agents.launch.config, "canaries", [str(planted)])
-    kill_host(own._agents)
-    monkeypatch.setattr(own._agents._host, "dead", True)
-    try:
-        with pytest.raises(EpisodeFault, match="not restricted as it should be"):
-            own.open(task)
-    finally:
-        monkeypatch.undo()
-        kill_host(own._agents)
-        own._agents._host.dead = True
-    with own.open(task) as episode:
-        assert episode.step("print(1)").failure is None
