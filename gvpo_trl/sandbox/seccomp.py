@@ -34,7 +34,7 @@ TAKE_PATHS = (
     *("open", "openat"),
     *("stat", "lstat", "newfstatat", "access", "faccessat", "faccessat2", "readlink", "readlinkat"),
 )
-"""Calls that take a path. Landlock restricts the first two alone; the others tell a file's existence and size."""
+"""Calls that take a path. Landlock restricts the first two; the others tell whether a file exists, and its size."""
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Machine -> column of the table, the kernel's name for the architecture (AUDIT_ARCH)."""
 

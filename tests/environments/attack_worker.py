@@ -1,4 +1,4 @@
-"""Makes attempts on the real engine, as whoever runs it; standard library and the environment's package.
+"""Makes attempts on the real engine, as the user who runs it.
 
 Run as `python -I attack_worker.py <repository>` by any interpreter. Standard input holds one JSON object: `root` (a
 data root of its own), `venv`, `folder` (where to put things), `mode` (`split`, `process` or `open`), `secrets` (name
@@ -38,7 +38,7 @@ STEP_S, PATIENCE_S, SCORE_PATIENCE_S = 5, 12, 45
 MAX_OUTPUT = 100_000
 MAX_MARKS = 1_000
 SHARED, GROUP = ("open", "/proc", "links", "others", "sizes", "sockets", "signals"), 10
-"""Kinds of attempts that leave their episode as it is, whether they work or not, and how many share one."""
+"""Kinds of attempts that leave their episode intact, whether they work or not, and how many of them share one."""
 SLOW = ("floods", "afterwards")
 SPLIT = {"memory_mb": 1024, "max_output_chars": MAX_OUTPUT, "require_sandbox": True}
 LOOSE = {"memory_mb": None, "max_output_chars": 20_000_000}
@@ -66,7 +66,7 @@ def open_environment(work: dict) -> AppWorldEnvironments:
 
 
 def believe_every_death() -> None:
-    """The control of what makes our side tell a kill of its own from the kernel's."""
+    """Make our side take its own kills for the kernel's, as a control."""
     end = Child.end
 
     def end_and_forget(child: Child, *args, **kwargs) -> None:
@@ -136,10 +136,10 @@ class Maker:
         }
         return assignments(values)
 
-    def plant(self) -> Callable[[], list[str]]:
-        """Open two decent episodes: one leaves a secret in its output, the other is still at work when all is over.
+    def open_honest_episodes(self) -> Callable[[], list[str]]:
+        """Open two honest episodes: one leaves a secret in its output, the other is still at work after all attempts.
 
-        Returns what says, in the end, how the second one was disturbed.
+        Returns a function that says, in the end, how the second episode was disturbed.
         """
         task = self.tasks["note"][-1]
         note = f"title='x', content={self.work['secrets']['episode']!r}"
@@ -218,7 +218,7 @@ class Maker:
 
 
 class Scene:
-    """What one attempt has to itself: a folder, a process, and the record of its steps."""
+    """What belongs to one attempt alone: a folder, a process, and the record of its steps."""
 
     numbers = itertools.count(1)
 
@@ -268,11 +268,11 @@ def main() -> None:
     with open_environment(work) as environment:
         maker = Maker(work, environment.start())
         with ThreadPoolExecutor(PARALLEL) as pool:
-            canary = maker.plant()
+            look = maker.open_honest_episodes()
             twins = {(attack.task, attack.honest): dataclasses.replace(attack, code=()) for attack in chosen}
             groups = [*((twin,) for twin in twins.values()), *in_groups(chosen)]
             made = [record for records in pool.map(maker.make, groups) for record in records]
-            disturbed = canary()
+            disturbed = look()
     rewards = dict(zip(twins, made, strict=False))
     in_order = [attack.id for group in groups[len(twins) :] for attack in group]
     records = dict(zip(in_order, made[len(twins) :], strict=True))

@@ -1,7 +1,7 @@
-"""Attempts at the reward, the ground truth and the machinery, as agent code: what each tries, what shows it worked.
+"""Attempts at the reward, the ground truth and the machinery, as agent code, and the sign that one of them worked.
 
 The attempts are data. `attack_worker.py` makes them on the real engine; `test_attacks.py` says what must come out.
-They lie in four files, by what they are after: `attacks_on_files`, `attacks_on_worlds`, `attacks_on_machines` and
+Four files hold them by their target: `attacks_on_files`, `attacks_on_worlds`, `attacks_on_machines` and
 `attacks_on_rows`.
 """
 
@@ -10,28 +10,28 @@ from enum import StrEnum
 
 
 class Sign(StrEnum):
-    """What shows that an attempt worked, beyond what a step's text claims where that is possible."""
+    """What shows that an attempt worked; where possible it is more than a claim in a step's text."""
 
     LEAK = "leak"
     """A text held what agent code must not know: ground truth, a credential, another user's or episode's data."""
     REWARD = "reward"
-    """The score is another one than that of the same honest calls without the attempt."""
+    """The score differs from the score of the same honest calls without the attempt."""
     LOOT = "loot"
-    """Something lies in the folder that was left open for it, or a file of the data root is another one."""
+    """The attempt left something in the folder that is open to it, or a file of the data root has changed."""
     VICTIM = "victim"
-    """A process that is none of the agent's was ended."""
+    """A process that does not belong to the agent was ended."""
     HEARD = "heard"
     """A message came out over a socket."""
     COMPLETED = "completed"
-    """The trainer took the task for declared complete, which it was not."""
+    """The trainer believes that the task was declared complete, which it was not."""
     LOST = "lost"
-    """A fault: the row cannot be scored, by the agent's doing."""
+    """The agent caused a fault, so the row cannot be scored."""
     TEXT = "text"
     """The trainer got a text longer than it allows."""
     LOG = "log"
     """A host's log grew by more than agent code may write."""
     LATE = "late"
-    """Our side was busy with the episode long after its deadlines. No control waits that long."""
+    """Our side was busy with the episode long after its deadlines. No attempt has a control for this sign."""
     SAID = "said"
     """A step printed the line `WORKED`, which an attempt does only when what it tried succeeded."""
 
@@ -43,16 +43,16 @@ class Attack:
     kind: str
     name: str
     code: str | tuple[str, ...]
-    """One or more steps, behind `PRELUDE`."""
+    """One or more steps, which run after `PRELUDE`."""
     sign: Sign
     """What shows that it worked. Where it is stopped, nothing at all may show."""
     control: str | None = "process"
-    """Where it does work: with the agent's code beside the world (`"process"`), or split with the defences switched
-    off by `undefended.py` (`"open"`). `None` where it works nowhere, and the row only has to survive it."""
+    """Where the attempt works: with the agent's code beside the world (`"process"`), or split with the defences that
+    `undefended.py` switches off (`"open"`). `None` if it works nowhere; then the row only has to survive it."""
     honest: tuple[str, ...] = ()
-    """Steps before it that a decent agent makes too; they alone earn the reward that the attempt must not change."""
+    """Steps before the attempt, as an honest agent makes them. The attempt must not change the reward they earn."""
     task: str = "note"
-    """Which kind of task; see `TASKS`. `"own"` is one that no other attempt plays."""
+    """The kind of task; see `TASKS`. No other attempt plays the same task if this is `"own"`."""
     wait_s: float = 0.0
     """How long the trainer waits between the last step and the score."""
 
@@ -128,7 +128,7 @@ def ask(*call):
     put(pipes[1], frame(message(*call)))
     return take_frame(pipes[1])
 """
-"""What every attempt may use. The worker puts values in front of it: ROOT, TASK, LOOT, TRAINER, WORKSPACE,
+"""Code that every attempt can use. The worker puts values in front of it: ROOT, TASK, LOOT, TRAINER, WORKSPACE,
 SECRET_FILE, VICTIM, PORT, ADDRESS and SOLUTION."""
 
 

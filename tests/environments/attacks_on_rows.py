@@ -1,13 +1,13 @@
 """Attempts of an agent to lose its own row, and with it a bad reward: deaths, odd values, messages, forged answers.
 
-A fault in a step or in the score that agent code caused counts as an attempt that worked. Some of them have no
-control: they harm nobody anywhere, and are here so that this stays so.
+A fault in a step or in the score that agent code caused counts as an attempt that worked. Some attempts have no
+control, because they do no harm anywhere; the tests keep it that way.
 """
 
 from tests.environments.attacks import Attack, Sign
 
 SOLVED = ("exec(SOLUTION)",)
-"""The reward that these steps earn is there to be lost."""
+"""Steps that earn the reward which an attempt then tries to lose."""
 
 DEATHS = {
     "a signal": ("posix.kill(posix.getpid(), 9)", "process"),
@@ -40,8 +40,8 @@ DEATHS = {
         None,
     ),
 }
-"""How an interpreter may end, and where that would make the row unscorable. Our side kills one that closed its
-sockets: that is no more the kernel's doing than an exit is."""
+"""How an interpreter can end, and in which control that makes the row unscorable. Our side kills an interpreter that
+closed its sockets. That counts as the agent's doing, like an exit, and not as a kill by the kernel."""
 
 ANSWERS = {"NaN": "float('nan')", "infinity": "1e308 * 10", "a surrogate": "'\\ud800'", "digits": "'9' * 5_000"}
 LOGS = {
@@ -88,7 +88,7 @@ MESSAGES = {
     "what the trainer says": "frame({'op': 'finish'})",
     "answers that nobody reads": "frame(message('api_docs', 'show_api_descriptions', {'app_name': 'spotify'})) * 100",
 }
-"""Messages to the world that no call makes. The control is a world that expects none of them."""
+"""Messages to the world that no API call makes. In the control the world does not expect them."""
 UNEXPECTED = {
     "names without end": "for _ in range(5):\n    ask('a' * 14_000_000, 'b', {'self': 1})",
     "half a message": "put(pipes[1], b'\\0\\0')",
@@ -224,8 +224,8 @@ REPLIES = {
         for depth in (900, 950, 970)
     },
 }
-"""What an interpreter may say in place of the result of a step, and where the trainer would take it for a fault of
-ours or for the truth."""
+"""What an interpreter can answer in place of the result of a step, and the control in which the trainer takes it for
+a fault of ours or for the truth."""
 
 REPLY_SIGNS = {"completed": Sign.COMPLETED, "passed": Sign.COMPLETED, "a text without end": Sign.TEXT}
 

@@ -1,4 +1,4 @@
-"""Run by AppWorld's interpreter: plays episodes on AppWorld as it is, one process per episode, nothing of ours loaded.
+"""Plays episodes on AppWorld as it is, in its own interpreter, one process per episode, without any code of ours.
 
 Called as `python -I corpus_worker.py FOLDER` with the data root in APPWORLD_ROOT. Standard input holds a JSON list of
 episodes, each {"name", "task_id", "codes", "timeout_s", "max_interactions"}. FOLDER/<name>.json gets what can be seen

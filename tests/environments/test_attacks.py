@@ -1,7 +1,7 @@
 """Attempts at the reward, as agent code on the real engine: stopped by the split, and at work without it.
 
-Each is made by root and by an ordinary user (`attack_worker.py`), where there is a root. What shows that one worked is
-looked for outside of it: secrets in texts, another reward, files, ended processes, messages that came out, lost rows.
+`attack_worker.py` makes each of them as root and as an ordinary user, if the tests run as root. The signs that one
+worked are looked for outside of it: secrets in texts, another reward, files, ended processes, messages, lost rows.
 """
 
 import json
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 REPOSITORY = Path(__file__).resolve().parents[2]
 ORDINARY = 12345
-"""An ordinary user, who owns nothing but what a test gives them."""
+"""An ordinary user, who owns only what a test gives them."""
 USERS = ["root", "ordinary"] if os.geteuid() == 0 and sandbox.probe().setuid else ["ordinary"]
 ATTACKS = every_attack()
 CONTROLLED = [name for name, attack in ATTACKS.items() if attack.control]
@@ -34,7 +34,7 @@ DEADLINE_S = 600
 
 @pytest.fixture(scope="module", params=USERS)
 def play(request, pocket_root: Path, appworld_venv: Path) -> Callable[[str], dict]:
-    """Makes all attempts of a mode, once; what the worker said of them."""
+    """A function that makes all attempts of a mode, once, and returns the worker's report."""
     folder = Path(tempfile.mkdtemp(prefix="gvpo-attacks-"))
     folder.chmod(0o755)
     becomes = request.param == "ordinary" and os.geteuid() == 0
@@ -148,8 +148,8 @@ def link(source: str | Path, target: str | Path) -> None:
         shutil.copy2(source, target)
 
 
-def told(record: dict) -> str:
-    """What there is to say of an attempt that came out otherwise."""
+def describe(record: dict) -> str:
+    """A report on an attempt that did not come out as it should."""
     steps = "\n".join(f"{step['failure']}: {step['text'][-600:]}" for step in record["steps"])
     return f"{record['signs']}, reward {record['reward']}, honest {record['honest']}, {record['fault']}\n{steps}"
 
@@ -157,7 +157,7 @@ def told(record: dict) -> str:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_it_is_stopped_and_the_row_is_scored(play, name):
     record = play("split")["records"][name]
-    assert record["signs"] == [], told(record)
+    assert record["signs"] == [], describe(record)
     assert record["reward"] == record["honest"]
 
 
@@ -165,7 +165,7 @@ def test_it_is_stopped_and_the_row_is_scored(play, name):
 def test_it_works_without_the_defence(play, name):
     attack = ATTACKS[name]
     record = play(attack.control)["records"][name]
-    assert attack.sign in record["signs"], told(record)
+    assert attack.sign in record["signs"], describe(record)
 
 
 def test_nothing_is_changed_or_left_and_nobody_is_disturbed(play):

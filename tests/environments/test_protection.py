@@ -3,9 +3,6 @@
 import pytest
 
 from gvpo_trl.environments.appworld import AppWorldEnvironments
-from gvpo_trl.environments.appworld.engine import boot
-from gvpo_trl.environments.appworld.engine.agents import host as agents
-from gvpo_trl.environments.appworld.hosts import Launch
 from gvpo_trl.environments.appworld.protection import Protection
 from gvpo_trl.faults import EpisodeFault, SetupError
 from tests.environments.support import split_ids
@@ -45,38 +42,6 @@ def test_agent_code_beside_its_world_is_said_once(caplog):
     protection.warn()
     protection.warn()
     assert caplog.text.count("agent code runs beside the world and can read the answers") == 1
-
-
-class Unrestricted(Launch):
-    """Starts a host of interpreters that say they are restricted and are not."""
-
-    def command(self, *arguments: str) -> list[str]:
-        code = (
-            "import runpy, sys\n"
-            f"runpy.run_path({boot.__file__!r})['load_package']()\n"
-            f"from {agents.__package__} import host\n"
-            "host.sandbox.restrict = lambda **options: ('landlock-7', 'seccomp')\n"
-            "sys.argv[0:1] = ['host']\n"
-            "host.main()"
-        )
-        return [str(self.python), "-I", "-c", code, *arguments]
-
-
-def test_an_interpreter_that_is_not_restricted_runs_no_agent_code(own, task):
-    if own.sandbox != "full":
-        pytest.skip("this kernel cannot restrict the interpreter in full")
-    keeper = own.machinery.agents
-    launch = keeper.launch
-    keeper.launch = Unrestricted(**vars(launch))
-    keeper.host.close()
-    try:
-        with pytest.raises(EpisodeFault, match="not restricted as it should be"):
-            own.open(task)
-    finally:
-        keeper.launch = launch
-        keeper.host.close()
-    with own.open(task) as episode:
-        assert episode.step("print(1)").failure is None
 
 
 SEARCH = """

@@ -29,7 +29,7 @@ NOT_IMPORTED = {
     *("__main__", "antigravity", "idlelib", "lib2to3", "nturl2path", "pydoc_data", "readline", "rlcompleter", "test"),
     *("this", "tkinter", "turtle", "turtledemo"),
 }
-"""Modules of the standard library that open windows, print, or change the terminal when they are imported."""
+"""Modules of the standard library that print, open windows or change the terminal when imported, or are of no use."""
 PACKAGES = (
     *("asyncio", "collections", "concurrent.futures", "email", "email.mime", "encodings", "html", "http", "importlib"),
     *("json", "logging", "sqlite3", "unittest", "urllib", "xml", "xml.dom", "xml.etree", "zoneinfo"),

@@ -29,11 +29,11 @@ def answer_all():
 agent, world = socket.socketpair()
 threading.Thread(target=answer_all, daemon=True).start()
 signal.signal(signal.SIGALRM, interrupt)
-call, dice, broken = Calls(agent), random.Random(0), 0
+call, rng, broken = Calls(agent), random.Random(0), 0
 for turn in range(3000):
-    long = str(turn) * dice.choice([1, 100, 20_000])
+    long = str(turn) * rng.choice([1, 100, 20_000])
     try:
-        signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-6, 1e-3))
+        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 1e-3))
         while True:
             assert call("app", "api", {"text": long})["text"] == long
     except TimeIsUp:
