@@ -9,8 +9,8 @@ import pytest
 
 from gvpo_trl.cli import main as cli
 from gvpo_trl.reporting.viewer import render, view
-from tests.reporting.test_text import ESCAPES, is_shown
 from tests.support.operations import count
+from tests.test_text import ESCAPES, is_shown
 
 
 def trace(task_id="a_1", mode="train", step=0, reward=0.5, failures=(None, "runtime"), **fields):
