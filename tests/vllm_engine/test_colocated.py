@@ -96,6 +96,7 @@ def test_the_weights_have_moved(trainer, model_folder):
 
 
 def test_a_sync_brings_a_large_update_into_the_engine(trainer):
+    sample(trainer, request())  # the first session after a step brings that step's weights
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in trainer.model.parameters():
@@ -107,12 +108,25 @@ def test_a_sync_brings_a_large_update_into_the_engine(trainer):
     assert difference(trainer, turn) < 0.01
 
 
+def test_an_evaluation_before_the_first_step_samples_from_the_adapter(tmp_path, model_folder):
+    adapter = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    trainer = vllm_trainer(tmp_path, model_folder, peft_config=adapter)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in trainer.model.named_parameters():
+            if "lora" in name:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    (turn,), _ = sample(trainer, request())
+    assert difference(trainer, turn) < 0.01
+
+
 def test_an_adapter_is_synced_and_sampled_from(tmp_path, model_folder):
     adapter = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     trainer = vllm_trainer(tmp_path, model_folder, peft_config=adapter, max_steps=2)
     trainer.train()
     logs = [log["sampling/sampling_logp_difference/mean"] for log in trainer.state.log_history if "loss" in log]
     assert max(logs) < 0.01
+    sample(trainer, request())
     torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in trainer.model.named_parameters():

@@ -17,6 +17,7 @@ import pytest
 import requests
 
 from gvpo_trl.faults import GenerationFault
+from gvpo_trl.generation.vllm import engine_context_length
 from gvpo_trl.rollout.types import TurnRequest
 from tests.support.tiny import tiny_tokenizer
 from tests.support.training import make_trainer
@@ -107,6 +108,10 @@ def test_turns_of_the_server_have_the_trainers_log_probabilities(trainer):
     assert len(logs) == 3
     assert max(log["sampling/sampling_logp_difference/mean"] for log in logs) < 0.01
     assert all(batch["advantages"].shape == batch["completion_mask"].shape for batch in trainer.loss_inputs)
+
+
+def test_the_servers_own_limit_bounds_a_trajectory(trainer):
+    assert engine_context_length(trainer.vllm_generation, is_main=True) == CONTEXT
 
 
 def test_every_request_has_its_own_budget_and_a_refused_one_fails_alone(trainer):
