@@ -319,7 +319,7 @@ class GVPOTrainer(GRPOTrainer):
                 EngineSource(
                     engine=self.vllm_generation,
                     end_ids=end_ids,
-                    temperature=self.args.temperature,
+                    greedy=self.args.temperature == 0,
                     step=self.state.global_step,
                     process=accelerator.process_index,
                     local_process=accelerator.local_process_index,

@@ -35,8 +35,8 @@ class EngineSource:
     """TRL's `VLLMGeneration`, which holds the settings, the weight sync, and the engine or the client of a server."""
     end_ids: Sequence[int]
     """Ids that end a turn."""
-    temperature: float
-    """Sampling temperature; 0 always takes the most likely token."""
+    greedy: bool
+    """Whether to take the most likely token each time, whatever TRL's temperature is."""
     step: int
     """Number of optimizer steps so far; each request's seed depends on it."""
     process: int
@@ -127,7 +127,7 @@ class Sampling:
         self.regex = engine.structured_outputs_regex
         self._settings = {
             "repetition_penalty": engine.repetition_penalty,
-            "temperature": source.temperature,
+            "temperature": 0.0 if source.greedy else engine.temperature,
             "top_p": engine.top_p,
             "top_k": engine.top_k,
             "min_p": engine.min_p or 0.0,

@@ -103,6 +103,7 @@ def vllm_engine(**changes):
         "tensor_parallel_size": 1,
         "structured_outputs_regex": None,
         "repetition_penalty": 1.0,
+        "temperature": 1.0,
         "top_p": 1.0,
         "top_k": 0,
         "min_p": None,
@@ -119,7 +120,7 @@ def vllm_engine(**changes):
 
 def test_temperature_zero_reaches_vllm():
     place = {"step": 0, "process": 0, "local_process": 0, "processes": 1}
-    sampling = Sampling(EngineSource(engine=vllm_engine(), end_ids=[2], temperature=0.0, **place))
+    sampling = Sampling(EngineSource(engine=vllm_engine(), end_ids=[2], greedy=True, **place))
     assert sampling(REQUESTS[0])["temperature"] == 0.0
 
 

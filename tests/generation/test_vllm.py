@@ -88,7 +88,7 @@ def make_source(engine=None, client=None, *, step=3, rank=0, processes=1, **chan
     return EngineSource(
         engine=SimpleNamespace(**(values | changes)),
         end_ids=[END],
-        temperature=changes.pop("temperature", 0.6),
+        greedy=False,
         step=step,
         process=rank,
         local_process=rank,
