@@ -37,7 +37,7 @@ AnyConfig = TypeVar("AnyConfig")
 def read_config(kind: type[AnyConfig]) -> AnyConfig:
     """Take the configuration out of the environment variable `GVPO_HOST` and fill the dataclass `kind` from it.
 
-    The trainer's side gives all hosts the same configuration, so fields that `kind` does not have are ignored.
+    Values that `kind` has no field for are ignored.
     """
     given = json.loads(os.environ.pop("GVPO_HOST"))
     return kind(**{field.name: given[field.name] for field in dataclasses.fields(kind)})
