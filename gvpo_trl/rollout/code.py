@@ -21,7 +21,7 @@ _TOKEN = re.compile(
 )
 _STRING_END = {quotes: re.compile(rf"\\[\s\S]|{quotes}") for quotes in ("'''", '"""')}
 _LOOKAHEADS = 4
-"""How often in a turn a block may look for a later closing fence in vain. The bound keeps the work linear."""
+"""Searches for a later closing fence that may fail in one turn. The bound keeps the work linear."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Accounts:
                     route.dependant.call = rules[api](app, route.dependant.call)
 
     def end_call(self, text: str) -> None:
-        """Take note of the access tokens that the response of a call gives out."""
+        """Record the access tokens that the response of a call contains as given out."""
         self._given_out |= {token for token in self._made_in_call if token in text}
         self._made_in_call.clear()
 
@@ -126,7 +126,7 @@ class Accounts:
         return found
 
     def _is_known(self, address: str) -> bool:
-        """Whether the address is somebody's in any app."""
+        """Whether an account in any app has this address."""
         return any(self._find_user(app, address) is not None for app in self._apps)
 
     def _sends_codes(self, address: str) -> bool:
