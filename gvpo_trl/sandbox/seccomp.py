@@ -101,7 +101,7 @@ def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _all_of(conditions: list[tuple[int, int, int]]) -> list[bytes]:
-    """Allow the call if all conditions hold, else continue after these instructions. BPF loads an argument in halves."""
+    """Allow the call if all conditions hold, else continue after this code. BPF loads an argument in halves."""
     program = [_step(_RETURN, _ALLOW)]
     for argument, mask, value in reversed(conditions):
         for half in (0, 1):
