@@ -53,8 +53,8 @@ class GVPOConfig(GRPOConfig):
         num_generations (`int`, *optional*, defaults to `8`):
             The paper's group size.
         vllm_importance_sampling_mode (`str`, *optional*, defaults to `"token_truncate"`):
-            Each token's importance ratio is bounded by itself. TRL's default, `"sequence_mask"`, multiplies the ratios
-            of a trajectory's thousands of tokens and masks whole trajectories.
+            Each token's importance ratio is bounded on its own. TRL's default, `"sequence_mask"`, multiplies the
+            ratios of a trajectory's thousands of tokens and masks whole trajectories.
         drop_small_advantages (`float`, *optional*, defaults to `0.0`):
             Zeroes the rows whose |Â| is below this, as LOOP does with 0.01. A row with a failed step is never dropped.
         skip_idle_rows (`bool`, *optional*, defaults to `True`):
@@ -69,7 +69,7 @@ class GVPOConfig(GRPOConfig):
         max_turn_length (`int`, *optional*, defaults to `1500`):
             The most sampled tokens of one turn (LOOP's value).
         max_observation_length (`int`, *optional*, defaults to `3000`):
-            The most tokens of one observation (LOOP's value). A longer one loses its middle, where a note says so.
+            The most tokens of one observation (LOOP's value). A note replaces the middle of a longer one.
         max_completion_length (`int`, *optional*, defaults to `32000`):
             The most tokens of a trajectory after its prompt, which are those of all turns and observations. It is also
             the divisor of `"smts"`.

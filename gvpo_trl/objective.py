@@ -56,7 +56,7 @@ def outcome_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     grouped = rewards.double().view(-1, group_size)
     advantages = grouped - grouped.nanmean(dim=1, keepdim=True)
     # The rounding error of the mean is a few units in the last place of the group's largest reward. A difference
-    # below that is no difference.
+    # below that counts as 0.
     scale = grouped.abs().nan_to_num(nan=0.0).amax(dim=1, keepdim=True)
     noise = 8 * torch.finfo(rewards.dtype).eps * scale
     advantages = advantages.masked_fill(advantages.abs() <= noise, 0.0)

@@ -1,7 +1,7 @@
 """`gvpo-trl doctor` lists what is installed, and what to type for what is missing.
 
 It reads versions from package metadata and imports none of the packages, so it answers at once, even where an import
-would fail. This module imports the standard library only.
+would fail. This module needs the standard library only.
 """
 
 import os

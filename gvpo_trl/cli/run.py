@@ -236,7 +236,7 @@ def _environments(script_args: "ScriptArguments", training_args: "GVPOConfig") -
 
 
 def own_urls(urls: list[str] | None, training_args: "GVPOConfig") -> list[str] | None:
-    """The servers of this process: each process of a distributed run gets its own.
+    """Return the servers of this process: each process of a distributed run gets its own.
 
     Raises:
         SetupError: there are fewer servers than processes.

@@ -18,7 +18,7 @@ BUSY += "while time.clock_gettime(time.CLOCK_MONOTONIC) - start < {seconds}:\n  
 """Code that keeps an interpreter busy for some seconds of the one clock that AppWorld does not freeze."""
 
 ENDLESS = "while True:\n    try:\n        while True:\n            sum(range(9))\n    except Exception:\n        pass"
-"""Code that never ends and that swallows the exception which is to interrupt it."""
+"""Code that never ends and that swallows the exception that should interrupt it."""
 
 VERDICTS: dict[str, FailureKind | None] = {
     "print(6 * 7)": None,
@@ -54,7 +54,7 @@ def check_environment(
         The names of the checks that passed.
 
     Raises:
-        EnvironmentCheckError: with one line for each check that failed.
+        EnvironmentCheckError: a check failed; the message has one line for each failed check.
     """
     checks = _Checks(env, task_id, step_timeout_s or getattr(env, "step_timeout_s", None), deadline_slack_s)
     passed, failed = [], []

@@ -2,7 +2,7 @@
 
 Without a kept cache, a trajectory of n turns would read its own history n times. `KeptStates` holds the keys and
 values of what each trajectory has read, in compact tensors per trajectory and layer. Any trajectories can therefore
-form the next batch, also where some have ended and others have just begun. `GrowingLayer` replaces transformers' own
+form the next batch, even where some have ended and others have just begun. `GrowingLayer` replaces transformers' own
 layers, which copy all keys and values at every new token.
 """
 
@@ -95,7 +95,7 @@ class KeptStates:
         return sum(len(kept.ids) for kept in self._kept.values())
 
     def known(self, request: TurnRequest) -> int:
-        """Return how many leading ids of the request are kept, at most all but one: the model must read an id."""
+        """Return how many leading ids of the request are kept: at most all but the last, which the model must read."""
         kept = self._kept.get(request.trajectory)
         if kept is None:
             return 0
@@ -144,7 +144,7 @@ def can_keep_cache(model: torch.nn.Module, config: GenerationConfig) -> bool:
     """Whether a cache can be kept between turns, that is, whether every layer caches keys and values by position.
 
     If not, a warning gives the reason once. A recurrent or hybrid state cannot be cut to a length, prompt learning
-    puts its own entries in front, and a user who sets `cache_implementation` wants that cache.
+    puts its own entries in front of the cache, and a user who sets `cache_implementation` wants that cache.
     """
     if config.cache_implementation is not None:
         reason = f"cache_implementation={config.cache_implementation!r} is set"

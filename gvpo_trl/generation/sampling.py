@@ -18,8 +18,8 @@ logger = logging.get_logger(__name__)
 def split_warpers(config: GenerationConfig) -> tuple[GenerationConfig, list[LogitsProcessor]]:
     """Take temperature, `top_k`, `top_p` and `min_p` out of a configuration, and return them as logits processors.
 
-    They are in transformers' order. `generate` would apply its own after all processors that it is given, so none of
-    those could record the distribution that tokens are sampled from.
+    The processors are in transformers' order. `generate` would apply its own warpers after all processors that it is
+    given, so none of these could record the distribution that tokens are sampled from.
     """
     config = copy.deepcopy(config)
     if not config.do_sample:
@@ -41,8 +41,9 @@ def split_warpers(config: GenerationConfig) -> tuple[GenerationConfig, list[Logi
 def own_settings_only(model: torch.nn.Module) -> Iterator[None]:
     """Switch the model's own generation configuration off while turns are sampled.
 
-    `generate` takes from it every setting that the given configuration leaves open, such as `min_p`, `typical_p` or
-    `repetition_penalty`. Tokens would then be sampled from another distribution than the one that the trainer scores.
+    `generate` takes from the model's configuration every setting that the given one leaves open, such as `min_p`,
+    `typical_p` or `repetition_penalty`. Tokens would then be sampled from another distribution than the one that the
+    trainer scores.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     own = inner.generation_config
@@ -85,7 +86,7 @@ def inference_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 FREE_LOOKS = 16
-"""How often `ClosedBlock` decodes a turn at every fence; later only when it has grown by a share of 1 / FREE_LOOKS."""
+"""Fences of a turn at which `ClosedBlock` decodes it. Later it waits until the turn has grown by 1 / FREE_LOOKS."""
 
 
 class LogprobRecorder(LogitsProcessor):
@@ -116,7 +117,7 @@ class ClosedBlock(StoppingCriteria):
     """Ends a row at the end of its first code block.
 
     A turn is decoded only where a fence may just have ended. A turn of many fences is decoded less and less often, so
-    that the work stays linear in its length; it may then run on behind its block, and is cut there afterwards.
+    that the work stays linear in its length. Such a turn may continue after its block and is cut there afterwards.
 
     Args:
         tokenizer: decodes turns.

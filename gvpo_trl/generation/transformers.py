@@ -217,7 +217,7 @@ class TransformersGenerate:
 
     def _read(self, requests: Sequence[TurnRequest]) -> None:
         """Read all but the last token of each request into the cache; equal prompts are read once."""
-        prompts: dict[tuple[int, ...], list[int]] = {}  # leading ids to the trajectories that share them
+        prompts: dict[tuple[int, ...], list[int]] = {}  # maps leading ids to the trajectories that share them
         for request in requests:
             prompts.setdefault(tuple(request.ids[:-1]), []).append(request.trajectory)
         longest = max(map(len, prompts))

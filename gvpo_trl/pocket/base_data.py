@@ -36,7 +36,7 @@ def write_base(root: Path, seed: int) -> None:
 
 
 def password(seed: int, app: str, email: str) -> str:
-    """The password of an account, which follows from the seed of the data and from nothing that a world shows."""
+    """Return the password of an account. It follows from the seed of the data and from nothing that a world shows."""
     digest = hashlib.sha256(f"pocket password/{seed}/{app}/{email}".encode()).hexdigest()
     return digest[:PASSWORD_LENGTH]
 

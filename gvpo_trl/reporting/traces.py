@@ -1,4 +1,5 @@
 """Writes trajectories to disk and reads them, one JSON line each; they can be read during a run and after a kill.
+
 `output_dir/_trajectories/rank0.jsonl` holds lines like `{"schema": 1, "mode": "train", "step": 3, "task_id": …, …}`.
 """
 

@@ -22,7 +22,7 @@ from gvpo_trl.rollout.code import Code
 DEFAULT_DATE = datetime(2023, 5, 18, 12)
 """The date that a template writes for a task without a date. It is the date of AppWorld's worlds."""
 MAX_LOCATED_BLOCKS = 16
-"""Code blocks of a turn whose tokens are located one by one. Each block costs a search, which the number bounds."""
+"""Code blocks of a turn whose tokens are located one by one. Each block costs a search, so the number is bounded."""
 _SENTINEL = "gvpo-assistant-turn"
 _OBSERVATION = "gvpo-observation"
 _PLACEHOLDERS = [{"role": "user", "content": "."}, {"role": "assistant", "content": _SENTINEL}]
@@ -31,7 +31,7 @@ _NOT_KEPT = (
     "The chat template does not keep the text of a message (role {role}), so turns cannot be joined; use a template "
     "that renders every message's content."
 )
-# It takes the place of transformers' function, because transformers passes no functions to a template.
+# This macro replaces transformers' `strftime_now`, because transformers passes no functions to a template.
 _DATE_MACRO = (
     "{% macro strftime_now(format) %}{{ gvpo_dates[format] if format in gvpo_dates else gvpo_dates[''] }}"
     "{% endmacro %}\n"
@@ -40,7 +40,7 @@ _DATE_FORMAT = re.compile(r"""strftime_now\(\s*(?:'([^']*)'|"([^"]*)")""")
 
 
 def spelled_out(text: str) -> str:
-    r"""Replace lone surrogates, which no tokenizer and no file takes, by their escapes such as `\ud800`."""
+    r"""Replace lone surrogates, which no tokenizer and no file accepts, by their escapes such as `\ud800`."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -99,7 +99,7 @@ class Chat:
             now: the date that a template may write, a string in ISO format; `DEFAULT_DATE` for `None`.
 
         Raises:
-            ValueError: the template refuses the messages (some know no system message).
+            ValueError: the template refuses the messages (some templates support no system message).
         """
         mark = _new_mark()
         shielded = [self._shielded(message, mark, message["role"]) | {"role": message["role"]} for message in messages]
@@ -181,14 +181,15 @@ class Chat:
         return tuple(spans)
 
     def _tokens_of(self, ids: Sequence[int], prefix: str) -> int:
-        """Return the least number of leading ids whose text begins with the prefix and its last character whole."""
+        """Return the smallest number of leading ids whose text begins with the whole prefix."""
 
         def complete(count: int) -> bool:
             return self.text(ids[:count]).startswith(prefix)
 
         count = bisect_left(range(len(ids)), True, key=complete)
         # A byte-fallback tokenizer decodes no character of a run of byte tokens while the last one is incomplete, so
-        # `complete` is not monotonic inside a run. Of four counts in a row one ends a character.
+        # `complete` is not monotonic inside a run. A character has at most four bytes, so at least one of four counts
+        # in a row ends with a whole character.
         if any(map(complete, range(max(0, count - 4), count))):
             windows = [range(start, min(start + 4, count)) for start in range(count)]
             first = bisect_left(windows, True, key=lambda window: any(map(complete, window)))
@@ -231,7 +232,7 @@ class Chat:
         for roles in (["user"], ["system", "user"]):
             try:
                 frame += self._render([{"role": role, "content": "."} for role in roles])
-            except ValueError:  # Some templates know no system message.
+            except ValueError:  # Some templates support no system message.
                 continue
         added = [token for token in self.tokenizer.added_tokens_decoder.values() if len(token.content) > 1]
         specials = tuple(token.content for token in added if token.special)

@@ -21,7 +21,7 @@ _TOKEN = re.compile(
 )
 _STRING_END = {quotes: re.compile(rf"\\[\s\S]|{quotes}") for quotes in ("'''", '"""')}
 _LOOKAHEADS = 4
-"""How often in a turn a block may look for a later closing fence in vain. The bound keeps the work linear."""
+"""Searches for a later closing fence that may fail in one turn. The bound keeps the work linear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class _Fence:
     """An opening fence."""
 
     mark: str
-    """Its backticks or tildes."""
+    """The backticks or tildes of the fence."""
     label: str
-    """The first word behind it, `""` for none."""
+    """The first word behind the fence; `""` if there is none."""
     column: int
     indent: int
-    """White space before a fence at the beginning of a line."""
+    """The length of the white space before the fence; 0 if text stands before the fence."""
     behind_text: bool
 
     @property
@@ -54,7 +54,7 @@ class _Fence:
 
     @property
     def may_be_prose(self) -> bool:
-        """Whether this fence opened no block if a labelled block begins before it is closed."""
+        """Whether this fence counts as prose if a labelled block begins before a closing fence is found."""
         return not self.label or self.behind_text
 
 
@@ -71,7 +71,7 @@ def extract_code(text: str, *, first_block: bool = False) -> Code | None:
 
     A block begins with a fence of at least three backticks or tildes. `python`, `py` or `python3` (in any case) behind
     the fence label it as code; more words may follow. Text may stand before a labelled fence. A block without a label
-    counts only in a turn without labelled blocks, because a model shows imagined output like that. Blocks of other
+    counts only in a turn without labelled blocks, because models write imagined output in such blocks. Blocks of other
     languages and everything inside `<think>` are skipped; a turn with `</think>` alone began inside a thought.
 
     A block ends at a fence that is at least as long as its own, alone on a line or at the end of a line of code, at
@@ -140,7 +140,7 @@ def _trimmed(line: str) -> str:
 
 
 def _opening(line: str) -> _Fence | None:
-    """Return the fence that the line opens a block with, if it does."""
+    """Return the fence with which the line opens a block; `None` if the line opens none."""
     line = _trimmed(line)
     end = max(line.rfind("```"), line.rfind("~~~")) + 3
     if end < 3:
@@ -230,9 +230,9 @@ class _Lexer:
         self._text = text
         self._start = self._end = start
         self._kind = "code"
-        self._word = ""  # the last name or string, `""` after any other token
+        self._word = ""  # The last name or string; `""` after any other token.
         self.last_prose = -1
-        """Where two words stood side by side that do so in no Python code, the last time."""
+        """The last position where two words stand side by side as in no Python code; -1 if there is none."""
 
     def kind_at(self, position: int) -> str:
         """Return `"triple"`, `"string"`, `"comment"` or `"code"`; positions must not descend."""
@@ -261,7 +261,7 @@ class _Lexer:
 
 
 def _dedented(body: str, fence: _Fence) -> str:
-    """Remove the indent of the fence from every line of a block; behind text, that of the block's first line."""
+    """Remove an indent from every line: the fence's, or the first line's if text stands before the fence."""
     lines = body.replace("\r\n", "\n").split("\n")
     first = next(line for line in lines if line.strip())
     indent = len(first) - len(first.lstrip(" \t")) if fence.behind_text else fence.indent

@@ -60,7 +60,7 @@ class Budgets:
     """How often a trajectory starts again after its environment was lost."""
 
     def room(self, prompt_length: int) -> int:
-        """Return the tokens left for the completion after a prompt of `prompt_length` tokens."""
+        """Return how many tokens are left for the completion after a prompt of `prompt_length` tokens."""
         limit = self.max_completion_length
         return limit if self.max_context_length is None else min(limit, self.max_context_length - prompt_length)
 
@@ -288,11 +288,11 @@ class RolloutLoop:
         return None
 
     def _turn_length(self, attempt: _Attempt) -> int:
-        """Return the tokens that the attempt's next turn may have."""
+        """Return how many tokens the attempt's next turn may have."""
         return min(self.budgets.max_turn_length, self._room(attempt))
 
     def _room(self, attempt: _Attempt) -> int:
-        """Return the tokens that the trajectory may still grow by."""
+        """Return by how many tokens the trajectory may still grow."""
         return self.budgets.room(len(attempt.prompt_ids)) - (len(attempt.ids) - len(attempt.prompt_ids))
 
     def _retry_or_abandon(self, attempt: _Attempt, fault: EnvironmentFault) -> None:

@@ -34,7 +34,7 @@ class Prefetch:
     """Asks an environment to open the episodes of the batch that follows the one rolled out last.
 
     Args:
-        environment: is asked through its method `prefetch(task_ids)`, if it has one.
+        environment: the environment, whose method `prefetch(task_ids)` is called if it has one.
     """
 
     def __init__(self, environment: Environment):

@@ -10,7 +10,7 @@ from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutSeconds:
-    """How long each part of a rollout took, in seconds of wall time. The parts overlap, so they do not add up."""
+    """Seconds of wall time of a rollout. `generate` and `environment` add up to the whole; the others overlap them."""
 
     generate: float
     """Time in which the model sampled turns."""

@@ -27,7 +27,7 @@ class StopReason(StrEnum):
     AGENT_EXITED = "agent_exited"
     """The agent's code ended its own interpreter."""
     ENVIRONMENT_LOST = "environment_lost"
-    """Our machinery broke, also when the attempt was repeated. The trajectory is unscorable."""
+    """Our machinery broke, and it broke again when the attempt was repeated. The trajectory is unscorable."""
 
     @property
     def is_truncated(self) -> bool:

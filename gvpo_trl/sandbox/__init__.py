@@ -1,4 +1,4 @@
-"""Restricts a process before it runs untrusted code. Knows nothing of AppWorld.
+"""Restricts a process before it runs untrusted code. This package knows nothing of AppWorld.
 
 Any Python interpreter on Linux runs it; it imports the standard library alone. `engine/agents` restricts each of its
 interpreters with it, and `gvpo-trl doctor` asks it what this machine's kernel offers.

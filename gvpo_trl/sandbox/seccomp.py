@@ -29,14 +29,14 @@ uname 63 160, getrandom 318 278, getrusage 98 165, times 100 153, prlimit64 302 
 sched_yield 24 124, futex 202 98, exit 60 93, exit_group 231 94
 """
 _CLONE3 = 435
-"""The number is the same on both. The filter answers that this call does not exist, so the C library uses `clone`."""
+"""Its number on both machines. The filter answers that there is no such call, so the C library uses `clone`."""
 TAKE_PATHS = (
     *("open", "openat"),
     *("stat", "lstat", "newfstatat", "access", "faccessat", "faccessat2", "readlink", "readlinkat"),
 )
 """Calls that take a path. Landlock restricts the first two; the others tell whether a file exists, and its size."""
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Machine -> column of the table, the kernel's name for the architecture (AUDIT_ARCH)."""
+"""Maps a machine to its column of the table and the kernel's name for its architecture (AUDIT_ARCH)."""
 
 _INT, _POINTER = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 _WRITES = 0o3 | os.O_CREAT | os.O_TRUNC
@@ -57,7 +57,7 @@ CONDITIONS = {
     # TCGETS, FIONCLEX, FIOCLEX, FIONBIO, which Python uses on files that it opens.
     "ioctl": [[(1, _INT, request)] for request in (0x5401, 0x5450, 0x5451, 0x5421)],
 }
-"""Call -> alternatives, each a list of (argument, mask, value): `argument & mask == value` must hold for all."""
+"""Maps a call to lists of (argument, mask, value). In one list, `argument & mask == value` must hold for all."""
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06  # codes of BPF's instructions
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x50000
@@ -65,7 +65,7 @@ _REFUSE, _PRETEND_ABSENCE, _FIND_NOTHING = _FAIL | errno.EPERM, _FAIL | errno.EN
 
 
 def call_numbers(machine: str) -> dict[str, int]:
-    """Allowed call -> its number on `machine`, `x86_64` or `aarch64`."""
+    """Map each allowed call to its number on `machine`, `x86_64` or `aarch64`."""
     column = ARCHITECTURES[machine][0]
     rows = [entry.split() for line in _CALLS.splitlines() for entry in line.split(",") if entry]
     return {name: int(numbers[column]) for name, *numbers in rows if numbers[column] != "-"}
@@ -73,7 +73,7 @@ def call_numbers(machine: str) -> dict[str, int]:
 
 @functools.cache
 def filter_program(machine: str, files: bool = True) -> bytes:
-    """The seccomp filter of `machine` in the kernel's format: 8 bytes an instruction.
+    """Return the seccomp filter of `machine` in the kernel's format: 8 bytes an instruction.
 
     Args:
         machine: `x86_64` or `aarch64`.
@@ -101,7 +101,7 @@ def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _all_of(conditions: list[tuple[int, int, int]]) -> list[bytes]:
-    """Allow the call if all conditions hold, else go on behind these instructions. BPF loads an argument in halves."""
+    """Allow the call if all conditions hold, else continue after this code. BPF loads an argument in halves."""
     program = [_step(_RETURN, _ALLOW)]
     for argument, mask, value in reversed(conditions):
         for half in (0, 1):

@@ -15,7 +15,7 @@ _PTRACE_SEIZE = 0x4206
 
 
 def self_test(canary: str, layers: Iterable[str], kept_fds: Iterable[int], files: bool = True) -> list[str]:
-    """Make every attempt in a restricted process; one line for each that was not refused.
+    """Make every attempt in a restricted process, and return one line for each that was not refused.
 
     Args:
         canary: a file that the process must not be able to read.
@@ -25,8 +25,8 @@ def self_test(canary: str, layers: Iterable[str], kept_fds: Iterable[int], files
     """
     in_force = {layer.partition("-")[0] for layer in layers}
     findings = [f"descriptor {fd} is open" for fd in range(4 * MAX_DESCRIPTORS) if fd not in kept_fds and _is_open(fd)]
-    for what, shut_by, attempt in attempts(canary, os.getppid(), files):
-        if not in_force.isdisjoint(shut_by):
+    for what, refused_by, attempt in attempts(canary, os.getppid(), files):
+        if not in_force.isdisjoint(refused_by):
             try:
                 attempt()
             except PermissionError:
@@ -39,12 +39,13 @@ def self_test(canary: str, layers: Iterable[str], kept_fds: Iterable[int], files
 
 
 def attempts(canary: str, parent: int, files: bool = True) -> list[tuple[str, set[str], Callable[[], object]]]:
-    """Each attempt: its name, the layers of which one is enough to refuse it, how to make it."""
+    """Return each attempt: its name, the layers of which one is enough to refuse it, and how to make it."""
     folder, calls, either = os.path.dirname(canary), {"seccomp"}, {"landlock", "seccomp"}
     if files:
-        reading, look_ups, hidden = {"landlock"}, [], _as_it_is
+        reading, look_ups, hidden = {"landlock"}, [], _unchanged
     else:
-        reading, look_ups, hidden = either, [(f"look up {canary}", calls, _unfound(lambda: os.stat(canary)))], _unfound
+        reading, hidden = either, _refused_if_not_found
+        look_ups = [(f"look up {canary}", calls, hidden(lambda: os.stat(canary)))]
     return [
         *look_ups,
         (f"read {canary}", reading, hidden(lambda: _read(canary))),
@@ -64,12 +65,12 @@ def attempts(canary: str, parent: int, files: bool = True) -> list[tuple[str, se
     ]
 
 
-def _as_it_is(attempt: Callable[[], object]) -> Callable[[], object]:
+def _unchanged(attempt: Callable[[], object]) -> Callable[[], object]:
     return attempt
 
 
-def _unfound(attempt: Callable[[], object]) -> Callable[[], object]:
-    """The attempt, which is refused as well when the kernel does not find its path, for the path exists."""
+def _refused_if_not_found(attempt: Callable[[], object]) -> Callable[[], object]:
+    """Return the attempt with 'not found' turned into a refusal, because its path exists."""
 
     def attempt_and_translate() -> object:
         try:

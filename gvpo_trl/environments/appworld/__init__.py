@@ -1,8 +1,9 @@
 """The AppWorld environment: episodes in processes of their own, and AppWorld's tasks as a dataset.
 
-The modules beside this file run in the trainer's process and import the standard library, `environments.base`,
-`failures` and `faults`. They start the processes of `engine` and talk to them over `wire`. AppWorld is imported in
-`engine` alone: an open world freezes the clock of its process. The public names are imported on first use.
+The modules beside this file run in the trainer's process. They import the standard library, `environments.base`,
+`failures`, `faults` and `text`; the rollout calls them. They start the programs of `engine` and `pocket` and talk to
+them over `wire`. Only those programs import AppWorld, because an open world freezes the clock of its process. The
+public names are imported on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -14,7 +14,7 @@ class Child:
 
     Args:
         keeper: keeps the host that forks the process.
-        request: what kind of process, and what for.
+        request: the kind of process to fork, and its arguments.
         peer: a socket to another child, which this one takes over.
 
     Raises:
@@ -57,7 +57,7 @@ class Child:
                 process reports is not believed.
 
         Raises:
-            ChannelError: no answer. The process has been ended, and `status` says how if its host still knows.
+            ChannelError: no answer came. The process has been ended, and `status` says how if its host still knows.
             EnvironmentFault: the host is gone, or the process says that our machinery failed.
         """
         try:
@@ -66,7 +66,7 @@ class Child:
                 frames.send(self.sock, message)
             deadline = time.monotonic() + timeout_s
             if watched is not None:
-                watched.stay_alive_until_readable(self.sock, timeout_s)
+                watched.check_alive_until_readable(self.sock, timeout_s)
             reply = frames.receive(self.sock, max(0.0, deadline - time.monotonic()), limit)
         except frames.ChannelError:
             self.end()
@@ -79,8 +79,8 @@ class Child:
             raise EpisodeFault(str(reply["fault"]))
         return reply
 
-    def stay_alive_until_readable(self, sock: socket.socket, timeout_s: float) -> None:
-        """Wait until another socket has data, or for `timeout_s`, and check that this process lives until then.
+    def check_alive_until_readable(self, sock: socket.socket, timeout_s: float) -> None:
+        """Wait until another socket has data, at most `timeout_s`, and check that this process lives until then.
 
         Raises:
             EnvironmentFault: this process ended first.
@@ -91,7 +91,7 @@ class Child:
             raise EpisodeFault(f"a process of ours ended while another one worked for it (wait status {self.status})")
 
     def wait_readable(self, timeout_s: float) -> bool:
-        """Wait for an answer or for the process's end; `False` when neither comes within that time."""
+        """Wait for an answer or for the process's end; `False` when neither comes within `timeout_s`."""
         return bool(_wait_readable([self.sock], timeout_s))
 
     def send(self, message: dict, timeout_s: float) -> None:
@@ -126,7 +126,7 @@ class Child:
 
 
 def _wait_readable(socks: list[socket.socket], timeout_s: float) -> list[socket.socket]:
-    """Wait, at most for that time, until one of the sockets has data or is closed; the sockets that are ready."""
+    """Wait at most `timeout_s` until a socket has data or is closed, and return the sockets that are ready."""
     poll = select.poll()
     for sock in socks:
         poll.register(sock, select.POLLIN)

@@ -66,7 +66,7 @@ class AppWorldEnvironments(CommonEnvironment):
             thirty milliseconds an episode; switch it off for a handful of episodes.
 
     Raises:
-        SetupError: a value, the data root or AppWorld's environment is at fault.
+        SetupError: a value, the data root or AppWorld's environment is wrong.
     """
 
     def __new__(cls, root: Path | str | None = None, *, urls: Sequence[str] | None = None, **options: Any):

@@ -23,9 +23,9 @@ from gvpo_trl.text import printable_line
 _log = logging.getLogger(__name__)
 
 WORLD_AFTER_S = 0.5
-"""Seconds that a world may go on with its current call when its interpreter was killed, before the step is over."""
+"""Seconds that a world may go on with its current call after its interpreter was killed, before the step is over."""
 MACHINERY_EXIT = 70
-"""Exit status of a child whose own code raised, and not the agent's."""
+"""Exit status of a child in which our own code raised an exception, and not the agent's."""
 CUT_NOTE_CHARS = 100
 """Room for the line in which an interpreter says that it has cut its output."""
 
@@ -34,7 +34,7 @@ class AppWorldEpisode(abc.ABC):
     """One world with one agent in it. `AppWorldEnvironments.open` makes it; one thread at a time may use it.
 
     Args:
-        machinery: of the environment.
+        machinery: the environment's machinery.
         task_id: the task to open.
         experiment: a name that no other episode of the environment has.
         on_close: called once, when the episode is closed.
@@ -55,7 +55,8 @@ class AppWorldEpisode(abc.ABC):
         self._on_close = on_close
         self._usable = True
         self._closed = False
-        self._forfeited: str | None = None  # how the agent ended its world without a state: no test has passed
+        self._forfeited: str | None = None
+        """Why the agent's world ended without a saved state, so that no test passes; `None` for other worlds."""
         try:
             self._open()
         except BaseException as error:
@@ -135,7 +136,7 @@ class AppWorldEpisode(abc.ABC):
             reply = {"unreplayable": self._forfeited} if self._forfeited else self._run_tests(untouched=False)
             if "unreplayable" not in reply:
                 return Score(passed=_texts(reply["passed"]), failed=_texts(reply["failed"]))
-            # The tests are right if they can run on the task's own state. Then it is this state that breaks them all.
+            # If the tests can run on the task's untouched state, the final state is what breaks them all.
             other = self._run_tests(untouched=True)
             cause = printable_line(str(reply["unreplayable"]))
             _log.warning("no test can run on the final state of task %s: %s", self.task_id, cause)
@@ -167,7 +168,7 @@ class AppWorldEpisode(abc.ABC):
         return _last_step(FailureKind.TIMEOUT, self._limits.timeout_text)
 
     def _after_death(self, child: Child, error: frames.ChannelClosed, ours: tuple[int, ...] = ()) -> StepResult:
-        """The result of a step in which a process ended. An exit or a crash is the agent's doing, a kill is not.
+        """Return the result of a step in which a process ended. The agent causes an exit or a crash, but not a kill.
 
         Args:
             child: the process; it runs agent code.
@@ -175,7 +176,7 @@ class AppWorldEpisode(abc.ABC):
             ours: the exit statuses with which the process reports that our code failed, and not the agent's.
 
         Raises:
-            EpisodeFault: the agent did not do it.
+            EpisodeFault: the agent did not end the process.
         """
         status = child.status
         if child.killed:
@@ -241,8 +242,9 @@ class ProcessEpisode(AppWorldEpisode):
 class SplitEpisode(AppWorldEpisode):
     """An episode whose agent code runs in a restricted interpreter, away from the world (`isolation="split"`).
 
-    The interpreter is trusted with the text and the verdict of its own step and with nothing else: calls, completion
-    and state are the world's word. An interpreter that sends anything else has broken its step, and the episode ends.
+    The interpreter is trusted with the text and the verdict of its own step and with nothing else: the world reports
+    calls and completion, and saves the state. An interpreter that sends anything else fails its step, and the episode
+    ends.
     """
 
     _world: Child | None = None
@@ -275,7 +277,7 @@ class SplitEpisode(AppWorldEpisode):
         logged = logged or {"input": code, "output": result.text}
         self._world.send({"op": "end", "logged": logged, "counted": counted}, limits.open_timeout_s)
         if not self._world.wait_readable(max(WORLD_AFTER_S, deadline - time.monotonic())):
-            # The world still works on a call of this step. Whether it hangs for good shows when it is to save.
+            # The world still works on a call of this step. `_save` finds out whether it hangs for good.
             self._agent.end(quiet=True)
             self._owes_answer = True
             return self._timed_out()
@@ -292,7 +294,7 @@ class SplitEpisode(AppWorldEpisode):
         )
 
     def _run(self, code: str) -> tuple[StepResult, dict | None, bool]:
-        """The interpreter's part of a step: its result, what goes into the log, and whether it is an interaction."""
+        """Run the interpreter's part of a step; return its result, log entry and whether it is an interaction."""
         limits, nonce = self._limits, secrets.token_hex(16)
         limit = 16 * limits.max_output_chars + 16 * len(code) + 1_000_000
         try:
@@ -301,7 +303,7 @@ class SplitEpisode(AppWorldEpisode):
             if reply.get("nonce") != nonce or "fault" in reply:
                 raise frames.ChannelGarbage("a message that answers no step")
             result = step_result(reply, limits.max_output_chars)
-            most = limits.max_output_chars + 1000  # as interpreters cut it
+            most = limits.max_output_chars + 1000  # interpreters cut it at the same length
             logged = {name: str(reply["logged"][name])[:most] for name in ("input", "output")}
             return result, logged, reply.get("counted") is True
         except frames.ChannelTimeout:
@@ -337,7 +339,7 @@ class SplitEpisode(AppWorldEpisode):
 
 
 def step_result(reply: dict, max_output_chars: int) -> StepResult:
-    """The result that a process which runs agent code reports for its step.
+    """Return the result that a process which runs agent code reports for its step.
 
     Raises:
         ChannelGarbage: the reply is no report of a step.
@@ -357,7 +359,7 @@ def step_result(reply: dict, max_output_chars: int) -> StepResult:
 
 
 def _last_step(kind: FailureKind, text: str) -> StepResult:
-    """The result of a step that ended its episode."""
+    """Return the result of a step that ended its episode."""
     return StepResult(text=text, failure=kind, ended=True)
 
 

@@ -12,7 +12,7 @@ class Evaluators:
     """Lends one evaluator to each evaluation. A new one takes three times as long as one that has evaluated before.
 
     Args:
-        worlds: keeps the host that forks them.
+        worlds: keeps the host that forks evaluators.
     """
 
     def __init__(self, worlds: HostKeeper) -> None:
@@ -25,16 +25,16 @@ class Evaluators:
         return tuple(self._idle)
 
     def evaluate(self, task_id: str, experiment: str, *, untouched: bool, timeout_s: float) -> dict:
-        """The evaluator's answer about the saved state of an episode.
+        """Run a task's unit tests on the saved state of an episode, and return the evaluator's answer.
 
         Args:
             task_id: the task.
             experiment: the name under which the episode saved its state.
-            untouched: evaluate the task's own state in its place, which no agent has changed.
+            untouched: whether to evaluate the task's initial state instead, which no agent has changed.
             timeout_s: deadline of the answer.
 
         Raises:
-            ChannelError: no answer.
+            ChannelError: no answer came.
             EnvironmentFault: the host is gone, or the evaluator says that it failed.
         """
         evaluator = self.take()
@@ -56,7 +56,7 @@ class Evaluators:
         return reply
 
     def take(self) -> Child:
-        """An evaluator for one evaluation: one that waits, or else a new one."""
+        """Return an evaluator for one evaluation: one that waits, or else a new one."""
         while True:
             try:
                 evaluator = self._idle.pop()

@@ -31,11 +31,11 @@ class Launch:
     python: Path
     """The interpreter of AppWorld's own virtual environment."""
     module: str
-    """What runs in the host: the full name of a module of `engine`."""
+    """Full name of the module of `engine` that runs in the host."""
     workspace: Workspace
     """Where the host and its children write."""
     config: dict
-    """Handed to the module as JSON."""
+    """The module's configuration, which it gets as JSON."""
     root: Path | None = None
     """AppWorld's data root. `None` for a host whose children run agent code: the host does not know where the data
     lies, and it gets next to none of the trainer's environment variables."""
@@ -43,11 +43,11 @@ class Launch:
     """Deadline of the warm-up."""
 
     def command(self, *arguments: str) -> list[str]:
-        """The command that starts the host."""
+        """Return the command that starts the host."""
         return boot.command(self.python, self.module, *arguments)
 
     def environment(self) -> dict[str, str]:
-        """The host's environment variables, without the trainer's credentials and home folder."""
+        """Return the host's environment variables, without the trainer's credentials and home folder."""
         scratch = self.workspace.scratch
         kept = {
             name: value
@@ -72,7 +72,7 @@ class HostProcess:
 
     Args:
         launch: how to start it.
-        generation: how many hosts of this kind were started before it, and one.
+        generation: its number among the hosts of its kind, which counts from 1.
     """
 
     def __init__(self, launch: Launch, generation: int) -> None:
@@ -103,7 +103,7 @@ class HostProcess:
             )
 
     def wait_ready(self) -> dict:
-        """Wait for the end of the warm-up; the facts that the host reports about itself."""
+        """Wait for the end of the warm-up, and return the facts that the host reports about itself."""
         with self._lock:
             if self._ready is None:
                 try:
@@ -121,7 +121,7 @@ class HostProcess:
         """Have a child forked.
 
         Args:
-            request: what kind of child, and what for.
+            request: the kind of child to fork, and its arguments.
             peer: a socket to another child, which this one takes over.
 
         Returns:
@@ -177,7 +177,7 @@ class HostProcess:
         return f"exit status {code}"
 
     def tail(self, characters: int = 1500) -> str:
-        """The end of the host's log, on lines of its own; empty when the host has written nothing."""
+        """Return the end of the host's log on lines of its own, or an empty text if the host has written nothing."""
         try:
             text = self.log_path.read_text(errors="replace").strip()
         except OSError:
@@ -229,7 +229,7 @@ class HostKeeper:
         return self._deaths
 
     def get(self) -> HostProcess:
-        """A host that is ready.
+        """Return a host that is ready.
 
         Raises:
             HostFault: the host does not come up.

@@ -21,7 +21,7 @@ class Limits:
     """
 
     step_timeout_s: float
-    """When the code of a step is interrupted; `KILL_AFTER_S` later the step is over."""
+    """Seconds after which the code of a step is interrupted; the step is over `KILL_AFTER_S` later."""
     open_timeout_s: float
     """Deadline for opening a world."""
     evaluate_timeout_s: float
@@ -49,7 +49,7 @@ class CommonEnvironment:
     """What local and remote environments share: limits that can be read one by one, and the process they belong to.
 
     Args:
-        limits: of every episode.
+        limits: the limits of every episode.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -59,7 +59,7 @@ class CommonEnvironment:
     def check_process(self) -> None:
         """Raise a `SetupError` in a fork of the process that made the environment.
 
-        A fork has copies of its sockets and its account of what is free, so both would act on the same worlds.
+        A fork has copies of the sockets and of the record of free places, so both would act on the same worlds.
         """
         if os.getpid() != self._owner:
             raise SetupError(

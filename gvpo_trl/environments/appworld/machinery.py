@@ -36,7 +36,7 @@ class Machinery:
         return (self.worlds,) if self.agents is None else (self.worlds, self.agents)
 
     def start(self) -> None:
-        """Start the hosts that do not run, both at the same time, and wait until they are warm.
+        """Start the hosts that are not running, both at the same time, and wait until they are warm.
 
         Raises:
             SetupError: the restriction of the interpreters is required and not complete.
@@ -85,7 +85,7 @@ def make_machinery(
         "memory_bytes": memory_mb * 1024 * 1024 if memory_mb else 0,
         "fast": fast,
     }
-    # Agent code can find its host's configuration in memory. So it gets no path that leads to the data.
+    # Agent code can find its host's configuration in memory, so that configuration holds no path to the data.
     for_agents = shared | {"canaries": [str(workspace.canary)]}
     for_worlds = shared | {
         "warm_up_task": task.name,

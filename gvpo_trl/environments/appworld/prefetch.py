@@ -1,4 +1,4 @@
-"""The places for open episodes: never more than a given number, and free ones are used to open episodes in advance."""
+"""The places for open episodes. Their number is fixed, and free ones are used to open episodes in advance."""
 
 import logging
 import threading
@@ -61,7 +61,7 @@ class Places:
         return self._threads > 0
 
     def take(self, task_id: str) -> AppWorldEpisode:
-        """Wait for a place; the task's episode that was opened in advance, or else a new one.
+        """Wait for a place, and return the task's episode that was opened in advance, or else a new one.
 
         Raises:
             HostFault: the places were closed.
@@ -71,7 +71,7 @@ class Places:
         return self._open(task_id) if episode is None else episode
 
     def _wait_for_place(self, task_id: str) -> AppWorldEpisode | None:
-        """Take a place; the episode that is already open in it, if any."""
+        """Take a place, and return the episode that is already open in it, or `None`."""
         with self._changed:
             self._callers += 1
             try:
@@ -165,7 +165,7 @@ class Places:
                 episode.close()
 
     def _next_wanted(self) -> _Opening | None:
-        """Take a place for the next wanted episode; `None` when this thread has no more to do."""
+        """Take a place for the next wanted episode; return `None` when this thread has no more to do."""
         with self._changed:
             self._wanted = +self._wanted
             full = self._taken >= self._count or self._callers > 0

@@ -13,7 +13,7 @@ class Protection:
 
     Args:
         sandboxed: whether agent code runs in interpreters, and not in its world's process.
-        required: refuse to run agent code where the restriction is not complete.
+        required: whether to refuse agent code where the restriction is not complete.
     """
 
     def __init__(self, *, sandboxed: bool, required: bool) -> None:
@@ -33,17 +33,17 @@ class Protection:
         return self.required or self.level == "full"
 
     def warn(self) -> None:
-        """Say once in the log that agent code is not sandboxed."""
+        """Log once that agent code is not sandboxed."""
         if not self._announced:
             self._announced = True
             _log.warning(str(self))
 
     def learn(self, level: str, missing: Sequence[str]) -> None:
-        """Take in what a host of interpreters says of its kernel; the first time, check it and say it in the log.
+        """Store what a host of interpreters says of its kernel; the first time, also check and log it.
 
         Args:
-            level: of the restriction that the kernel allows.
-            missing: what it lacks, each with its remedy.
+            level: the level of restriction that the kernel allows.
+            missing: what the restriction lacks, each with its remedy.
 
         Raises:
             SetupError: the restriction is required and not complete.
@@ -72,7 +72,7 @@ class Protection:
             leaks: what the restricted interpreter could do although it must not.
 
         Raises:
-            EpisodeFault: it may not.
+            EpisodeFault: the interpreter may not run agent code.
         """
         if leaks and self.enforced:
             raise EpisodeFault(f"the interpreter is not restricted as it should be: {'; '.join(leaks)}")

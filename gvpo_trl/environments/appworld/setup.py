@@ -55,7 +55,7 @@ class AppWorldFacts:
 
 
 def default_venv() -> Path:
-    """The folder of AppWorld's environment: `GVPO_APPWORLD_VENV`, or else a folder in the user's cache."""
+    """Return the folder of AppWorld's environment: `GVPO_APPWORLD_VENV`, or else a folder in the user's cache."""
     if named := os.environ.get("GVPO_APPWORLD_VENV"):
         return Path(named).expanduser().absolute()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -63,7 +63,7 @@ def default_venv() -> Path:
 
 
 def appworld_python(venv: Path | str | None = None) -> Path:
-    """The interpreter of AppWorld's environment, whose files are checked first.
+    """Check the files of AppWorld's environment, and return its interpreter.
 
     Raises:
         SetupError: the environment is missing, unfinished or holds another version.
@@ -139,7 +139,7 @@ def _resolve(venv: Path | str | None) -> Path:
 
 
 def _problem(path: Path) -> str | None:
-    """Why an environment cannot be used, as far as its files show; `None` when they show no reason."""
+    """Return why an environment cannot be used, as far as its files show; `None` when they show no reason."""
     python = path / "bin" / "python"
     if not path.exists():
         return "is missing"
@@ -158,7 +158,7 @@ def _problem(path: Path) -> str | None:
 
 
 def fitting_python() -> str:
-    """An interpreter on which AppWorld can be installed.
+    """Return an interpreter on which AppWorld can be installed.
 
     Raises:
         SetupError: there is none.

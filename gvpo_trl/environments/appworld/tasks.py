@@ -1,4 +1,4 @@
-"""AppWorld's tasks as a dataset that TRL trains on. Reads `specs.json` and `metadata.json`, and never the answers."""
+"""AppWorld's tasks as a dataset for TRL. This module reads `specs.json` and `metadata.json`, and never the answers."""
 
 import difflib
 import json
@@ -18,7 +18,7 @@ DB_VERSION = "0.1.0"
 PROMPTS = Path(__file__).with_name("prompts")
 """Holds the named prompts, one text file each."""
 PLACEHOLDERS = ("first_name", "last_name", "email", "phone_number", "instruction")
-"""What a prompt's template can refer to."""
+"""Names that a prompt's template can refer to."""
 USER_TEMPLATE = (
     "My name is $first_name $last_name. My email is $email and my phone number is $phone_number.\n\nTask: $instruction"
 )
@@ -29,7 +29,7 @@ _REMEDY = (
 
 
 def check_root(root: Path | str | None = None) -> Path:
-    """Check that AppWorld can work with a data root; its absolute path.
+    """Check that AppWorld can work with a data root, and return its absolute path.
 
     Args:
         root: the folder that holds `data/`; `APPWORLD_ROOT` or the current folder when `None`.
@@ -58,7 +58,7 @@ def check_root(root: Path | str | None = None) -> Path:
 
 
 def task_folders(root: Path) -> list[Path]:
-    """The folders of a data root's tasks, in the order of their names."""
+    """Return the folders of a data root's tasks, in the order of their names."""
     return sorted(entry for entry in (root / "data" / "tasks").iterdir() if entry.is_dir())
 
 
@@ -112,7 +112,7 @@ def load_tasks(
 
 
 def load_prompt(prompt: str | Path) -> string.Template:
-    """The system text of a named prompt or of a file, with its placeholders checked.
+    """Return the system text of a named prompt or of a file, after a check of its placeholders.
 
     Raises:
         SetupError: there is no such prompt, or it has a placeholder that nothing fills.

@@ -16,7 +16,7 @@ class Workspace:
     """The folders `outputs/` (one per episode) and `scratch/` (HOME and TMPDIR of the hosts), and the hosts' logs.
 
     Args:
-        parent: where to make it; the system's temporary folder by default.
+        parent: where to make the workspace; the system's temporary folder by default.
 
     Raises:
         SetupError: the folder cannot be made, or AppWorld cannot work below it.
@@ -37,8 +37,8 @@ class Workspace:
         except OSError as error:
             raise SetupError(f"output_dir={str(parent)!r} cannot be written: {error.strerror}") from error
         self.path = Path(path)
-        # The lock is held as long as the owner lives. A process id would not do: the one who cleans may see other
-        # process ids, from inside a container for example.
+        # The lock is held as long as the owner lives. A process id would not be enough, because the process that
+        # cleans up may see other process ids, for example inside a container.
         self._lock = open(self.path / "owner", "w")  # noqa: SIM115
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.outputs = self._folder("outputs")

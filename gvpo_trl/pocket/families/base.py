@@ -124,9 +124,9 @@ class Family:
 
     @property
     def tests(self) -> tuple[Check, ...]:
-        """All unit tests of a task. The last one wants all that the others want, and no change of the world besides.
+        """All unit tests of a task. The last one requires what the others require, and no other change of the world.
 
-        An untouched world therefore fails it, also where the task changes nothing because it asks for an answer.
+        An untouched world therefore fails it, even where the task changes nothing because it asks for an answer.
         """
         code = "\n".join(check.code for check in self.checks)
         return (*self.checks, Check(EXACTLY, f"{code}\n{NOTHING_ELSE}"))

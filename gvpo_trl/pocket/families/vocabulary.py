@@ -123,7 +123,7 @@ def person(first_name: str) -> Person:
     """Return the one person with this first name.
 
     Raises:
-        ValueError: nobody has it.
+        ValueError: nobody has this name.
     """
     if first_name not in _BY_NAME:
         raise ValueError(f"nobody is called {first_name!r}; see families.vocabulary.FIRST_NAMES")

@@ -15,7 +15,7 @@ PACKAGE = "gvpo_trl"
 
 
 def command(python: Path | str, module: str, *arguments: str) -> list[str]:
-    """The command with which AppWorld's interpreter `python` calls the `main` of a module of this package."""
+    """Return the command with which AppWorld's interpreter `python` calls a module's `main`."""
     return [str(python), "-I", __file__, module, *arguments]
 
 

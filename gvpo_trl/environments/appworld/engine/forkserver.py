@@ -1,4 +1,4 @@
-"""A warm process that forks a child per request: what the hosts of worlds and of agents have in common.
+"""A warm process that forks a child per request. The hosts of worlds and of agents are such processes.
 
 The trainer holds the other end of one control socket. It asks for a child with `spawn`, which hands over the socket on
 which that child talks to the trainer directly, and ends a child with `reap`. The server answers at once and runs no
@@ -37,7 +37,7 @@ AnyConfig = TypeVar("AnyConfig")
 def read_config(kind: type[AnyConfig]) -> AnyConfig:
     """Take the configuration out of the environment variable `GVPO_HOST` and fill the dataclass `kind` from it.
 
-    The trainer's side gives all hosts the same configuration, so fields that `kind` does not have are ignored.
+    Values that `kind` has no field for are ignored.
     """
     given = json.loads(os.environ.pop("GVPO_HOST"))
     return kind(**{field.name: given[field.name] for field in dataclasses.fields(kind)})
@@ -104,7 +104,7 @@ def run(warm_up: Callable[[], dict], children: dict[str, Callable[..., None]]) -
 
 
 def _wait_until_single_threaded() -> None:
-    # A thread that was joined may still be on its way out of the kernel's list.
+    # A thread that was joined may stay in the kernel's list for a moment.
     for _ in range(200):
         if len(os.listdir("/proc/self/task")) == 1:
             return
@@ -179,8 +179,8 @@ class _Server:
         """End a child and all that it started.
 
         Returns:
-            Its wait status, `None` when the id is unknown; and whether this call killed it. A child whose exit had
-            begun before counts as ended by itself, though the kernel closes its sockets a little before it can be
+            The child's wait status, `None` when the id is unknown, and whether this call killed it. A child whose exit
+            had begun before counts as ended by itself, though the kernel closes its sockets a little before it can be
             waited for.
         """
         pid = self.pids.pop(request_id, None)

@@ -36,11 +36,11 @@ PACKAGES = (
 )
 """Packages whose modules are imported one by one."""
 KEPT_ALIVE: list = []
-"""Time zones; `zoneinfo` and pendulum themselves forget those that nothing refers to."""
+"""Time zones that stay in memory. `zoneinfo` and pendulum drop those that nothing refers to."""
 
 
 def new_shell():
-    """A shell like the one that the constructor of `AppWorld` makes."""
+    """Return a shell like the one that the constructor of `AppWorld` makes."""
     import appworld.environment as environment
     from traitlets.config.loader import Config
 
@@ -54,7 +54,7 @@ def new_shell():
 
 
 def shell_with(preamble: str):
-    """A shell in which the preamble of every world has run; it skips the preamble when it is told to run it again."""
+    """Return a shell in which the preamble of every world has run. It skips the preamble when told to run it again."""
     shell = new_shell()
     shell.run_cell(preamble)
     run_cell = shell.run_cell
@@ -69,8 +69,8 @@ def shell_with(preamble: str):
     return shell
 
 
-def standing_in(max_interactions: int, timeout_seconds: int):
-    """An `AppWorld` object without a world, on which `execute` works: its preamble has run, and it saves nothing.
+def make_stand_in(max_interactions: int, timeout_seconds: int):
+    """Return an `AppWorld` object without a world on which `execute` works. Its preamble has run; it saves nothing.
 
     Its `apis` and `requester` do nothing until an episode sets them.
     """
@@ -126,7 +126,7 @@ def preload() -> None:
 
 
 def _read_time_zones() -> None:
-    """Read every time zone; pendulum and `zoneinfo` find the ones that are in memory."""
+    """Read every time zone, because pendulum and `zoneinfo` then find it in memory."""
     import time
     import zoneinfo
 
@@ -146,7 +146,7 @@ def _read_time_zones() -> None:
 
 
 def rehearse(world) -> None:
-    """Run code of many kinds in an object that `standing_in` made, then undo its effects."""
+    """Run code of many kinds in an object that `make_stand_in` returned, then undo its effects."""
     namespace = dict(world.shell.user_ns)
     for code in REHEARSED_CODE:
         world.execute(code)

@@ -94,7 +94,7 @@ class Recorder:
         shell.ask_exit = _before(shell.ask_exit, self._note("forbidden"))
 
     def verdict(self, escaped: BaseException | None = None) -> str | None:
-        """The failure kind of the step that ran last; `None` when its code executed.
+        """Return the failure kind of the step that ran last; `None` when its code executed.
 
         Args:
             escaped: the exception that left `execute`, if one did.
@@ -114,7 +114,7 @@ class Recorder:
         return self.unraised[0] if self.unraised else None
 
     def _kind_before_execution(self, error: BaseException) -> str:
-        # IPython reports an exception here too that its own display of the code's exception raised.
+        # IPython also reports here an exception that its own display of the code's exception raised.
         if isinstance(error, SyntaxError) or error.__context__ is None:
             return "syntax"
         return self._kind(error.__context__)
@@ -136,7 +136,7 @@ class Recorder:
 
 
 def _before(function: Callable, note: Callable[[], None]) -> Callable:
-    """The function, which calls `note` first."""
+    """Return a function that calls `note` and then the given function."""
 
     @functools.wraps(function)
     def noted(*args, **kwargs):
@@ -178,16 +178,16 @@ def _watch_forbidden_functions(guard, note: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a step gave."""
+    """The outcome of a step."""
 
     text: str
-    """What the agent sees, cut to the limit."""
+    """The text that the agent sees, cut to the limit."""
     verdict: str | None
     """The failure kind, `None` when the code executed."""
     ended: bool
     """Whether the code ended its interpreter."""
     escaped: BaseException | None
-    """The exception that left `execute`, if one did: AppWorld's bookkeeping of the step is not done then."""
+    """The exception that left `execute`, if one did. AppWorld has then not done its bookkeeping of the step."""
 
 
 def run_step(world, recorder: Recorder, code: str, max_output_chars: int) -> Outcome:
@@ -199,7 +199,7 @@ def run_step(world, recorder: Recorder, code: str, max_output_chars: int) -> Out
             text = world.execute(code)
         verdict = recorder.verdict()
     except BaseException as error:
-        # AppWorld does not catch what is no `Exception`, nor what its own bookkeeping raises.
+        # AppWorld catches only an `Exception`, and none that its own bookkeeping raises.
         text, verdict, escaped = _describe(error), recorder.verdict(error), error
         ended = verdict == "exited"
         world.safety_guard.disable()
@@ -211,7 +211,7 @@ def run_step(world, recorder: Recorder, code: str, max_output_chars: int) -> Out
 
 
 def _describe(error: BaseException) -> str:
-    """What the agent sees of an exception that `execute` itself does not put into words."""
+    """Return what the agent sees of an exception for which `execute` itself writes no text."""
     return "Execution failed. Traceback:\n" + "".join(traceback.format_exception_only(error)).rstrip()
 
 

@@ -22,9 +22,9 @@ class BoundedSocket:
     by byte for ever; and `http.client` skips any number of interim responses.
 
     Args:
-        sock: the connected socket. Who opened it closes it.
+        sock: the connected socket, which the caller closes.
         deadline: time of the monotonic clock after which every operation raises a `TimeoutError`.
-        max_bytes: how many bytes may be received; `allow` adds some.
+        max_bytes: how many bytes may be received; `allow` raises this number.
     """
 
     def __init__(self, sock: socket.socket, deadline: float, max_bytes: int) -> None:
@@ -33,7 +33,7 @@ class BoundedSocket:
         self._allowed = max_bytes
 
     def allow(self, more_bytes: int) -> None:
-        """Let the server send that many more bytes."""
+        """Let the server send `more_bytes` more bytes."""
         self._allowed += more_bytes
 
     def sendall(self, data: bytes) -> None:
@@ -44,7 +44,7 @@ class BoundedSocket:
             rest = rest[self._sock.send(rest) :]
 
     def receive_into(self, buffer: memoryview) -> int:
-        """Receive a piece; its length, which is 0 at the end.
+        """Receive a piece and return its length, which is 0 at the end.
 
         Raises:
             TimeoutError: the deadline is over.
@@ -58,7 +58,7 @@ class BoundedSocket:
         return received
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """What `http.client` reads the response from."""
+        """Return the file from which `http.client` reads the response."""
         assert mode == "rb"
         return io.BufferedReader(_Stream(self), PIECE_BYTES)
 
@@ -78,19 +78,19 @@ class _Stream(io.RawIOBase):
 
 
 def time_left(deadline: float) -> float:
-    """Seconds until a time of the monotonic clock; raises a `TimeoutError` when it is over."""
+    """Return the seconds until a time of the monotonic clock; raise a `TimeoutError` when it is over."""
     if (left := deadline - time.monotonic()) <= 0:
         raise TimeoutError
     return left
 
 
 def read_report(report: Any) -> tuple[list[str], list[str]]:
-    """The requirements of the tests that passed and of those that did not, from what `/evaluate` answers.
+    """Return the requirements of the tests that passed and of those that did not, from the answer of `/evaluate`.
 
     AppWorld counts a test that did not run as not passed.
 
     Raises:
-        ValueError: AppWorld does not report like this.
+        ValueError: the report is not of AppWorld's form.
     """
     if not isinstance(report, dict):
         raise ValueError("the report is no object")

@@ -83,7 +83,7 @@ class RemoteEnvironments(CommonEnvironment):
             `EnvironmentsExhausted`.
 
     Raises:
-        SetupError: a value, an address or the data root is at fault.
+        SetupError: a value, an address or the data root is wrong.
     """
 
     protection = (
@@ -118,9 +118,9 @@ class RemoteEnvironments(CommonEnvironment):
         self.root = None if root is None else check_root(root)
         self.max_episodes = len(servers)
         self.experiment = f"gvpo-{uuid.uuid4().hex[:12]}"
-        """How the names of this environment's folders below the servers' `experiments/outputs` begin."""
+        """Prefix of the names of this environment's folders below the servers' `experiments/outputs`."""
         self.pool = Pool(servers, max_restarts, open_timeout_s)
-        """Who has which server."""
+        """Leases the servers to episodes."""
         self._warned = False
         self._episodes: set[RemoteEpisode] = set()
 
@@ -136,7 +136,7 @@ class RemoteEnvironments(CommonEnvironment):
         return self
 
     def _warn(self) -> None:
-        """Say once in the log how little the servers protect."""
+        """Log once how little the servers protect."""
         if not self._warned:
             self._warned = True
             _log.warning(
@@ -199,7 +199,7 @@ class RemoteEnvironments(CommonEnvironment):
 
 
 def share_urls(urls: Sequence[str], process_index: int, num_processes: int) -> list[str]:
-    """The servers of one process of a distributed run; every server belongs to exactly one process.
+    """Return the servers of one process of a distributed run; every server belongs to exactly one process.
 
     Args:
         urls: the addresses of all servers, in the same order in every process.
@@ -245,7 +245,7 @@ class RemoteEpisode:
         self.task_id = task_id
         self._environments = environments
         self.world = environments.open_world(task_id)
-        """The open world; another one once the steps were repeated on another server."""
+        """The open world, which is another one after the steps were repeated on another server."""
         self._usable = True
         self._hangs = False
         self._completed = False

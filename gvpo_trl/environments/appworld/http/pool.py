@@ -1,4 +1,4 @@
-"""The pool of servers: it leases them, leaves alone those that hang or died, and says when none is left."""
+"""The pool of servers. It leases them, leaves alone those that hang or died, and raises when none is left."""
 
 import enum
 import logging
@@ -21,7 +21,7 @@ PROBE_AGAIN_S = 0.5
 BACK_OFF_S = 1.0
 """Time before a dead server is asked again; it doubles with every further failure."""
 LONGEST_BACK_OFF_S = 30.0
-"""Longest such time."""
+"""Longest time before a dead server is asked again."""
 
 
 class State(enum.Enum):
@@ -30,9 +30,9 @@ class State(enum.Enum):
     FREE = enum.auto()
     LEASED = enum.auto()
     PROBED = enum.auto()
-    """Somebody finds out whether it answers."""
+    """A thread is finding out whether the server answers."""
     DOWN = enum.auto()
-    """It died, hangs, or breaks the protocol."""
+    """The server died, hangs, or breaks the protocol."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class PoolEntry:
     """Index in the list of addresses."""
     state: State = State.FREE
     clean: bool = False
-    """Whether its process holds nothing of an earlier episode, as far as we can clean it."""
+    """Whether the server's process holds nothing of an earlier episode, as far as we can clean it."""
     failures: int = 0
     """How often it has failed since its last scored episode."""
     retry_at: float = 0.0
@@ -159,7 +159,7 @@ class Pool:
         logger.warning("AppWorld server %s; asked again in %g s", entry.cause, wait_s)
 
     def hangs(self, entry: PoolEntry, cause: Exception) -> None:
-        """Note that a leased server does not answer; nobody gets it before it answers again."""
+        """Note that a leased server does not answer; it is not leased before it answers again."""
         with self._changed:
             entry.state, entry.clean = State.DOWN, False
             entry.retry_at = time.monotonic() + PROBE_AGAIN_S
@@ -179,7 +179,7 @@ class Pool:
         entry.failures = 0
 
     def wait_for_any(self, timeout_s: float) -> None:
-        """Wait until every server answers, at most for that time; servers that do not answer by then are down.
+        """Wait at most `timeout_s` until every server answers; servers that do not answer by then are down.
 
         Raises:
             SetupError: one of them is no AppWorld server.
@@ -225,7 +225,7 @@ class Pool:
         self.check_alive()
 
     def close(self) -> None:
-        """Refuse those who wait for a server, and all who come later, with a `HostFault`; idempotent."""
+        """Make every waiting or later call of `lease` raise a `HostFault`; idempotent."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""One AppWorld environment server: its address, and questions to it with a deadline.
+"""One AppWorld environment server: its address, and requests to it with a deadline.
 
 Every question has a connection of its own. So a server that died between two questions is never mistaken for one that
 died while it ran code. The environment's proxy variables have no effect.
@@ -90,7 +90,7 @@ class Server:
         """Ask one question: with POST where there is a body, and else with GET.
 
         Args:
-            path: of the endpoint, e.g. `"/execute"`.
+            path: the endpoint's path, e.g. `"/execute"`.
             body: a JSON object.
             timeout_s: deadline of the whole exchange.
 
@@ -116,8 +116,8 @@ class Server:
         """Run code in the open world.
 
         Returns:
-            AppWorld's text, and whether that is all of it. Of a text longer than `max_chars` it may be the beginning,
-            since agent code can print more than the trainer has memory for.
+            AppWorld's text, and whether it is complete. A text longer than `max_chars` may be cut, since agent code
+            can print more than the trainer has memory for.
 
         Raises:
             ServerError: there was no proper answer.
@@ -139,7 +139,7 @@ class Server:
         return True
 
     def _exchange(self, path: str, body: dict | None, timeout_s: float, limit: int) -> tuple[bytes, bool]:
-        """Ask one question; the answer's body, and whether that is all of it or its first `limit` bytes or more."""
+        """Ask one question; return the answer's body, or at least its first `limit` bytes, and if it is complete."""
         deadline = time.monotonic() + timeout_s
         make = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
         connection = make(*self._address, timeout=min(timeout_s, CONNECT_TIMEOUT_S))
@@ -173,7 +173,7 @@ class Server:
 
 
 def _read(response: http.client.HTTPResponse, limit: int) -> tuple[bytes, bool]:
-    """The body and `True`, or the beginning of one that is longer than `limit` bytes and `False`."""
+    """Return the body and `True`, or the beginning of one that is longer than `limit` bytes and `False`."""
     data = bytearray()
     while len(data) <= limit:
         chunk = response.read1(PIECE_BYTES)
@@ -196,7 +196,7 @@ def _parse(path: str, data: bytes) -> dict:
 
 
 def text_beginning(data: bytes) -> str | None:
-    """The text in the beginning of `{"output": "…"}`, without a character that is cut in two."""
+    """Return the text in the beginning of `{"output": "…"}`, without a character that is cut in two."""
     if not data.startswith(_OUTPUT):
         return None
     text = data.decode("utf-8", "ignore")

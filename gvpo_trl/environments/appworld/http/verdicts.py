@@ -20,7 +20,7 @@ _CHAINED = (
 
 
 def verdict_of(code: str, text: str, *, seconds: float) -> FailureKind | None:
-    """The failure kind of a step, `None` when it executed.
+    """Return the failure kind of a step, `None` when it executed.
 
     Args:
         code: the code of the step.

@@ -39,8 +39,8 @@ class RemoteWorld:
         pool: the pool of the server.
         entry: the leased server.
         task_id: the task to open.
-        limits: of the episode.
-        experiment: how the names of the folders begin in which servers save; nobody else's begin so.
+        limits: the episode's limits.
+        experiment: prefix of the folders in which the servers save; no other environment uses it.
 
     Raises:
         HostFault: the server was gone before the episode began.
@@ -66,7 +66,7 @@ class RemoteWorld:
             raise
 
     def ask(self, path: str, *, timeout_s: float, **body: Any) -> Any:
-        """Ask the server a question about this world; its answer.
+        """Ask the server a question about this world, and return its answer.
 
         Raises:
             HostFault, ProtocolFault: the server died or broke the protocol; it is set aside.

@@ -1,5 +1,5 @@
-"""What travels between processes: messages on sockets (`frames`), Python values in them (`values`), texts (`texts`).
+"""What processes send each other: messages on sockets (`frames`), Python values in them (`values`), texts (`texts`).
 
-Runs on every side of those sockets: the trainer's process, AppWorld's environment, the restricted interpreter. Imports
-the standard library alone.
+It runs at every end of those sockets: in the trainer's process, in AppWorld's environment and in the restricted
+interpreter. It imports the standard library alone.
 """

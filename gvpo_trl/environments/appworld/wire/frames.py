@@ -35,15 +35,15 @@ class ChannelTimeout(ChannelError):
 
 
 class ChannelGarbage(ChannelError):
-    """What arrived is too long, or no JSON object."""
+    """The received message is too long, or no JSON object."""
 
 
 class FrameTooLong(ChannelGarbage):
     """A frame announces more bytes than the limit.
 
     Args:
-        announced: bytes of its payload.
-        limit: the most that is taken.
+        announced: bytes of the frame's payload.
+        limit: the most bytes that are accepted.
     """
 
     def __init__(self, announced: int, limit: int) -> None:
@@ -61,23 +61,23 @@ def check_nodes(payload: bytes, limit: int = MAX_NODES) -> None:
     The check takes time that is linear in the length of the message, whatever the message holds.
 
     Raises:
-        TooManyNodes: it may hold more.
+        TooManyNodes: the message may hold more.
     """
     if _count(payload) < limit:
         return
-    # Without escaped quotes, what lies between two quotes is a string.
+    # Once escaped quotes are removed, everything between two quotes is a string.
     payload = payload.replace(b"\\\\", b"").replace(b'\\"', b"")
     if payload.count(b'"') > 2 * limit or _count(_STRING.sub(b"", payload)) >= limit:
         raise TooManyNodes(f"a message of more than {limit} values")
 
 
 def _count(payload: bytes) -> int:
-    """Signs in JSON that a value or a key follows."""
+    """Return the number of signs in JSON that precede a value or a key."""
     return sum(payload.count(sign) for sign in (b",", b"[", b"{", b":"))
 
 
 def pack_frame(payload: bytes) -> bytes:
-    """The bytes of one frame."""
+    """Return the bytes of one frame."""
     return _LENGTH.pack(len(payload)) + payload
 
 
@@ -97,13 +97,13 @@ class FrameBuffer:
 
     @property
     def missing(self) -> int:
-        """Bytes that the current frame still lacks; bytes of its length while the length is not whole."""
+        """Bytes that the current frame still lacks; while its length is incomplete, bytes that the length lacks."""
         return max(0, self._end() - len(self._bytes))
 
     def feed(self, chunk: bytes) -> bytes | None:
-        """Take in what was received; the payload of the current frame once it is whole.
+        """Add received bytes; return the payload of the current frame once it is complete, else `None`.
 
-        Bytes behind that frame stay for the next one.
+        Bytes after that frame stay for the next one.
 
         Raises:
             FrameTooLong: the frame announces more bytes than the limit.
@@ -117,7 +117,7 @@ class FrameBuffer:
         return payload
 
     def _end(self) -> int:
-        """Where the current frame ends; where its length ends while the length is not whole."""
+        """Return where the current frame ends, or where its length ends while the length is incomplete."""
         if len(self._bytes) < _LENGTH.size:
             return _LENGTH.size
         (announced,) = _LENGTH.unpack_from(self._bytes)

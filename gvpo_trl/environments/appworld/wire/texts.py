@@ -1,17 +1,17 @@
-"""Rules for texts that every process keeps: how a long output is cut, how lone surrogates are written."""
+"""Rules for texts that every process follows: how a long output is cut and how lone surrogates are written."""
 
 
 def printable(text: str) -> str:
-    """The text with lone surrogates spelled out, which neither a log nor a tokenizer takes."""
+    """Replace lone surrogates, which neither a log nor a tokenizer accepts, by their escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def cut_output(text: str, limit: int, whole: bool = True) -> str:
-    """The first `limit` characters of a text, with a last line that says how many were cut.
+    """Return the first `limit` characters of a text, with a last line that says how many were cut.
 
     Args:
-        text: what was printed.
-        limit: in characters.
+        text: the printed text.
+        limit: the most characters that are kept.
         whole: whether the text had not been cut before.
     """
     if whole and len(text) <= limit:

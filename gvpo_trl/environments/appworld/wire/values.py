@@ -31,12 +31,12 @@ _PLAIN_CONTENT = {
     "set": (set, lambda value: {*value}),
     "frozenset": (frozenset, lambda value: frozenset({*value})),
 }
-"""Name -> a built-in type, and how to read the content of a subclass of it past the methods that it overrides."""
+"""Name -> a built-in type, and how to read a subclass's content past the methods that the subclass overrides."""
 _DATETIMES = {"datetime": datetime.datetime, "date": datetime.date, "time": datetime.time}
 
 
 def encode(value):
-    """The value in types that JSON can express."""
+    """Return the value in types that JSON can express."""
     if type(value) in _PLAIN:
         return value
     if type(value) is list:
@@ -72,7 +72,7 @@ def _text(how, value) -> str:
 
 
 def _logged(value):
-    """What AppWorld's log of calls shows of a value: its encoder's rules, and the text where none of them fits."""
+    """Return what AppWorld's log of calls shows of a value: by its encoder's rules, or the text if none fits."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, collections.deque):
@@ -90,16 +90,16 @@ def _logged(value):
 
 
 class Described:
-    """Stands for a value that cannot travel. The log of calls shows its `logged`."""
+    """Stands for a value that cannot be sent. The log of calls shows its `logged`."""
 
     logged = None
 
 
 def decode(value):
-    """The value that `encode` was given, or an object that a request cannot tell from it.
+    """Return the value that `encode` was given, or an object that a request cannot tell from it.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: `encode` did not make this.
+        ValueError, TypeError, KeyError, AttributeError: `encode` did not make this value.
     """
     if isinstance(value, list):
         return [decode(entry) for entry in value]
@@ -140,7 +140,7 @@ class SharedRandom:
         self._known = random.getstate()
 
     def changed_state(self) -> list | None:
-        """The state to send to the other side; `None` when the other side has it."""
+        """Return the state to send to the other side; `None` when the other side has it already."""
         state = random.getstate()
         if state == self._known:
             return None
@@ -159,7 +159,7 @@ class SharedRandom:
     def unpredictable(self) -> Iterator[None]:
         """Draw from a seed of the operating system inside the block, then go on with the sequence.
 
-        When the block draws anything, the sequence goes on as if the block had drawn one code of 128 bits from it.
+        When the block draws anything, the sequence goes on as if the block had drawn one number of 128 bits from it.
         """
         state = random.getstate()
         random.seed(os.urandom(32))
@@ -174,7 +174,7 @@ class SharedRandom:
 
 
 def describe_error(error: Exception) -> dict:
-    """The description of an exception that a call raised, from which the other side builds its own."""
+    """Return a description of an exception that a call raised, from which the other side builds its own."""
     try:
         arguments = encode(list(error.args))
     except Exception:
@@ -188,7 +188,7 @@ def describe_error(error: Exception) -> dict:
 
 
 def build_error(described: dict, modules: dict) -> Exception:
-    """An exception that prints as the described one, of the same class where this process has that class."""
+    """Return an exception that prints as the described one, of the same class if this process has that class."""
     module, name, text = described["module"], described["name"], described["text"]
     known = vars(builtins) if module == "builtins" else vars(modules[module]) if module in modules else {}
     base = known.get(name)

@@ -31,12 +31,12 @@ class Calls:
         self._random = values.SharedRandom()
 
     def __call__(self, app: str, api: str, arguments: dict) -> dict:
-        """The world's answer: a response's `status` and `text` and the requests that were `tracked`, or an `error`."""
+        """Return the world's answer: `status`, `text` and the `tracked` requests of a response, or an `error`."""
         try:
             arguments = values.encode(arguments)
         except RecursionError:
             raise ValueError("Circular reference detected") from None
-        self._finish()  # a call that a time-out interrupted; the world takes one call at a time
+        self._finish()  # ends an interrupted call, because the world takes one call at a time
         self._uninterrupted(self._queue, app, api, arguments)
         return self._finish()
 
@@ -77,7 +77,7 @@ class Calls:
             del self._outgoing[: self._sock.send(self._outgoing, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)]
 
     def _read(self) -> dict | None:
-        """Read a piece of the answer; the answer, once it is whole."""
+        """Read a piece of the answer, and return the answer once it is complete."""
         try:
             chunk = self._sock.recv(frames.PIECE_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The program of the host of interpreters: forks one restricted process per episode, which runs the agent's code.
+"""The program of the host of interpreters. It forks one restricted process per episode, which runs the agent's code.
 
 `boot.py` runs `main` with the control descriptor and the trainer's process id; the environment variable `GVPO_HOST`
 holds the configuration as JSON. The host imports what agent code may import and prepares an IPython shell. Then it
@@ -34,7 +34,7 @@ changes its time of access.
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What the trainer's side asked for."""
+    """The configuration that the trainer's side has passed."""
 
     max_interactions: int
     soft_timeout_s: int
@@ -49,27 +49,27 @@ class Config:
 
 
 class AgentHost:
-    """What interpreters inherit, and what each of them does."""
+    """Holds what interpreters inherit, and runs each of them."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.world = None  # the object that `execute` is called on
 
     def warm_up(self) -> dict:
-        """Import what agent code may import and run code of many kinds once: all that interpreters would repeat."""
+        """Import what agent code may import and run code of many kinds once, so that no interpreter has to."""
         import appworld
 
         shells.preload()
         if self.config.fast:
             shells.quicken_guard()
-        self.world = shells.standing_in(self.config.max_interactions, self.config.soft_timeout_s)
+        self.world = shells.make_stand_in(self.config.max_interactions, self.config.soft_timeout_s)
         shells.rehearse(self.world)
         shells.freeze_clock()
         support = sandbox.probe()
         return {"appworld": appworld.__version__, "level": support.level, "missing": list(support.missing)}
 
     def serve_agent(self, trainer: socket.socket, world: socket.socket, request: dict) -> None:
-        """The life of one interpreter: restrict it, learn the task's date, run steps until the trainer is gone."""
+        """Restrict this interpreter, learn the task's date, and run steps until the trainer is gone."""
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):  # agent code must not write to the host's log
             os.dup2(null, fd)
@@ -103,7 +103,7 @@ class Interpreter:
     """AppWorld's `execute` over a world in another process.
 
     Args:
-        world: what `shells.standing_in` made.
+        world: an object that `shells.make_stand_in` returned.
         sock: the socket to the process that holds the world.
         facts: what that process says of its world; see `World.facts`.
         max_output_chars: characters of a step's text.
@@ -142,7 +142,7 @@ class Interpreter:
 
 
 def collect_apis(names: dict[str, list[str]], date_and_time, call) -> tuple:
-    """AppWorld's collection of APIs, whose calls go to the world, and the requester behind them."""
+    """Return AppWorld's collection of APIs, whose calls go to the world, and the requester behind them."""
     from appworld.collections import apis
 
     requester = make_requester(names, date_and_time, call)
@@ -156,7 +156,7 @@ def collect_apis(names: dict[str, list[str]], date_and_time, call) -> tuple:
 
 
 def make_requester(names: dict[str, list[str]], date_and_time, call):
-    """AppWorld's requester, of which only `request` works; `call` takes its requests to the world."""
+    """Return AppWorld's requester, of which only `request` works; `call` takes its requests to the world."""
     from appworld.requester import CustomResponse, Requester, RequestTracker
 
     class Response(CustomResponse):

@@ -2,7 +2,7 @@
 
 AppWorld signs access tokens with a constant, draws secret codes from `random`, which agent code can seed, and gives
 the accounts that send these codes one password for all. Each rule here holds where the endpoint runs or where AppWorld
-verifies a token, so it does not matter by which address or parameter a call got there.
+verifies a token, so it does not matter by which address or parameter a call gets there.
 """
 
 import contextlib
@@ -12,17 +12,17 @@ from collections.abc import Callable
 from gvpo_trl.environments.appworld.wire import values
 
 NOTIFIER_PREFIX = "notifications@"
-"""How the email addresses begin from which AppWorld's apps send codes."""
+"""Prefix of the email addresses from which AppWorld's apps send codes."""
 _ADDRESSES = ("email", "phone_number")
 """Parameters that name the account of a secret code."""
 
 
 class Accounts:
-    """The rules on the accounts of one open world; they hold from its creation on.
+    """The rules on the accounts of one open world, which hold as soon as this object exists.
 
     Args:
         world: an open `AppWorld`.
-        endpoints: the functions of the public APIs -> (app, API).
+        endpoints: maps the functions of the public APIs to (app, API).
         random: the `random` that this process shares with the interpreter.
     """
 
@@ -51,7 +51,7 @@ class Accounts:
                     route.dependant.call = rules[api](app, route.dependant.call)
 
     def end_call(self, text: str) -> None:
-        """Take note of the access tokens that the response of a call gives out."""
+        """Record the access tokens that the response of a call contains as given out."""
         self._given_out |= {token for token in self._made_in_call if token in text}
         self._made_in_call.clear()
 
@@ -126,7 +126,7 @@ class Accounts:
         return found
 
     def _is_known(self, address: str) -> bool:
-        """Whether the address is somebody's in any app."""
+        """Whether an account in any app has this address."""
         return any(self._find_user(app, address) is not None for app in self._apps)
 
     def _sends_codes(self, address: str) -> bool:

@@ -7,7 +7,7 @@ the fork, and no file is open that a fork could harm.
 import os
 
 KINDS = {"start": "task_input", "end": "task_output"}
-"""State -> AppWorld's name of it: the state that a task starts from, and the state that an agent leaves."""
+"""AppWorld's names of two states: the one that a task starts from, and the one that an agent leaves."""
 
 
 class Databases:
@@ -25,7 +25,7 @@ class Databases:
         model_lib.get_db_args = self._get_db_args
 
     def _read_base(self, app: str):
-        """A copy of the base database in memory."""
+        """Return a copy of the base database in memory."""
         import sqlite3
 
         home = self._model_lib.get_db_home_path(storage_type="disk", type="base")
@@ -44,7 +44,7 @@ class Databases:
         return engine, tracker, connection
 
     def _get_db_args(self, to_db_app_path: str, from_db_app_path: str | None = None) -> tuple:
-        """Replaces AppWorld's function: hand out each ready database once, with the requested changes applied."""
+        """Hand out each ready database once, with the requested changes applied, in place of AppWorld's function."""
         kind, _, name = to_db_app_path.removeprefix(":memory:").partition("-")
         app = os.path.basename(name).rsplit(".")[0]
         changes = (from_db_app_path or "").rsplit(".", 1)[0] + ".jsonl"

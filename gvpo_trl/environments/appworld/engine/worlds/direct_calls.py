@@ -20,7 +20,7 @@ class Portal:
 
     @staticmethod
     def call(function: Callable, *args):
-        """The function's result. A coroutine runs to its end, and must not wait for anything."""
+        """Return the function's result. A coroutine runs to its end, and must not wait for anything."""
         result = function(*args)
         if not hasattr(result, "send"):
             return result
@@ -33,11 +33,11 @@ class Portal:
 
 
 class UninterruptedPortal(Portal):
-    """For apps that agent code calls: a time-out waits until they are done, and they have the full recursion depth."""
+    """A portal for apps that agent code calls. A time-out waits for their end; they have full recursion depth."""
 
     @staticmethod
     def call(function: Callable, *args):
-        """As `Portal.call`."""
+        """Do what `Portal.call` does, without an interruption."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})

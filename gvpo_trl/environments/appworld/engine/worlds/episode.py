@@ -59,7 +59,7 @@ class Episode:
         self.world.save_logs()
 
     def completed(self) -> bool:
-        """Whether the task was declared complete, also as failed."""
+        """Whether the agent has declared the task complete or given it up."""
         with contextlib.suppress(BaseException):  # the agent may have broken its own world
             changes = patches.count_changes("/supervisor")
             if changes != self.seen_changes or not self.saves_at_the_end:

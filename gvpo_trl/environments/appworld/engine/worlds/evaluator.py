@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 
 VALUE_ERRORS = (ValueError, TypeError, OverflowError, KeyError, AttributeError, sqlite3.DataError)
-"""Errors that a value raises which the database does not take; a broken disk raises other errors."""
+"""Errors that a value raises if the database does not accept it; a broken disk raises other errors."""
 
 
 def warm_up() -> None:
@@ -21,9 +21,9 @@ def warm_up() -> None:
 
 
 def evaluate(task_id: str, experiment: str) -> dict:
-    """The requirement texts of the tests that passed and of those that did not.
+    """Return the requirement texts of the tests that passed and of those that did not.
 
-    An API takes some values that its database refuses when the state is replayed, such as an amount of infinity. Then
+    An API accepts some values that its database refuses when the state is replayed, such as an infinite amount. Then
     the answer is `unreplayable`. That is the agent's doing if the task's own state can be evaluated.
     """
     from appworld.evaluator import evaluate_task
@@ -44,7 +44,7 @@ def evaluate(task_id: str, experiment: str) -> dict:
 
 
 def evaluate_untouched(task_id: str, experiment: str) -> dict:
-    """What `evaluate` answers for the task's initial state, which is saved beside the experiment's for that."""
+    """Return what `evaluate` answers for the task's initial state, which is first copied beside the experiment's."""
     from appworld.common.path_store import path_store
 
     untouched = f"{experiment}-untouched"

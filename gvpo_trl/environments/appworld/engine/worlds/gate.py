@@ -1,4 +1,4 @@
-"""Makes API calls for an interpreter that is not trusted, within bounds for a call, a step and an episode."""
+"""Makes API calls for an untrusted interpreter, within bounds for a call, a step and an episode."""
 
 import contextlib
 import json
@@ -16,9 +16,9 @@ MAX_NAME = 200
 MAX_CALLS = 10
 """Messages that a step may send, as a multiple of AppWorld's limit on API calls; AppWorld does not count all calls."""
 MAX_EPISODE_BYTES = 64 * 1024 * 1024
-"""Bytes of all calls of an episode."""
+"""Bytes that all calls of an episode may have."""
 MAX_CHANGES_BYTES = 16 * 1024 * 1024
-"""Bytes of all statements with which an episode changes its databases."""
+"""Bytes that all statements may have with which an episode changes its databases."""
 CPU_AFTER_S = 2
 """CPU time that a call may take beyond the deadline of its step before the kernel ends the world."""
 _REFUSED = '{"message": "This API is not for agents."}'
@@ -31,7 +31,7 @@ class Gate:
 
     Args:
         world: an open `AppWorld`.
-        apis: what `world.public_apis` gave.
+        apis: what `world.public_apis` returned.
     """
 
     def __init__(self, world, apis: dict[str, list[str]]) -> None:
@@ -52,7 +52,7 @@ class Gate:
         self.api_errors: list[str] = []
 
     def begin_step(self, seconds: float) -> None:
-        """Allow calls for so many seconds, unless the world takes no more steps."""
+        """Allow calls for the given seconds, unless the world takes no more steps."""
         self.calls, self.api_errors, self.messages_in_step = [], [], 0
         self.deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + seconds
         self.is_open = self.world.num_interactions < self.world.max_interactions
@@ -65,7 +65,7 @@ class Gate:
         """Make one API call for the agent.
 
         Raises:
-            Misuse: `agents.calls.Calls` does not send such a message, or it is one too many.
+            Misuse: `agents.calls.Calls` never sends such a message, or the message is one too many.
         """
         self._spend(len(payload))
         try:
@@ -133,7 +133,7 @@ class Gate:
             _limit_cpu(resource.RLIM_INFINITY)
 
     def _request(self, app: str, api: str, arguments: dict, size: int) -> dict:
-        """The response of AppWorld's requester to a call of `size` bytes, and the requests that it logs for it."""
+        """Return the response of AppWorld's requester to a call of `size` bytes, and the requests that it logs."""
         arguments = {name: value for name, value in arguments.items() if name not in _NOT_ARGUMENTS}
         before, logged, text = len(self.calls), len(self.log.requests), ""
         try:
@@ -150,7 +150,7 @@ class Gate:
         return reply | {"tracked": [values.encode(request) for request in self.log.bound_from(logged, size)]}
 
     def _note_endpoint(self, name: str) -> None:
-        """Record the endpoint that a call of the agent's reaches, which its arguments can make another one."""
+        """Record the endpoint that the agent's call reaches. Its arguments can lead it past the API that it names."""
         if self.calling:
             self.calls.append(name)
 
@@ -167,11 +167,11 @@ def _limit_cpu(seconds: int) -> None:
 
 
 class Overdue(BaseException):
-    """The time of a call is up. An API could catch an `Exception`, so this is none."""
+    """The time of a call is up. An API could catch an `Exception`, so this is a `BaseException`."""
 
 
 class Misuse(Exception):
-    """The interpreter sent a message that no API call makes, or more than any task needs.
+    """The interpreter sent a message that is no API call, or more than any task needs.
 
     Args:
         what: words that follow "The interpreter sent".

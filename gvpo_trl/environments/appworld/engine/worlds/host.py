@@ -1,4 +1,4 @@
-"""The program of the host of worlds: forks one process per episode, and processes that evaluate what worlds saved.
+"""The program of the host of worlds. It forks one process per episode, and processes that evaluate saved states.
 
 `boot.py` runs `main` with the control descriptor and the trainer's process id; the environment variable `GVPO_HOST`
 holds the configuration as JSON. A world's process answers the API calls of an interpreter in another process
@@ -25,12 +25,12 @@ from gvpo_trl.environments.appworld.wire import frames
 WORLD_MEMORY_BYTES = 4 * 1024**3
 """Address space of a world's process, which API calls can fill."""
 EVALUATIONS = 200
-"""Evaluations of one process. AppWorld leaks memory in each; the end of the process frees it."""
+"""Evaluations that one process may run. AppWorld leaks memory in each; the end of the process frees it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What the trainer's side asked for."""
+    """The configuration that the trainer's side has passed."""
 
     outputs: str
     """Folder in which each episode saves its state, in a folder of its own."""
@@ -50,7 +50,7 @@ class Config:
 
 
 class WorldHost:
-    """What the children of this host inherit, and what each kind of child does."""
+    """Holds what the children of this host inherit, and runs each kind of child."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -58,7 +58,7 @@ class WorldHost:
         self.apis: dict[str, list[str]] = {}
 
     def warm_up(self) -> dict:
-        """Import AppWorld, open and close one world, call each app once: all that children would repeat."""
+        """Import AppWorld, open and close one world and call each app once, so that no child has to."""
         with patches.quick_imports():
             import appworld
             from appworld.apps import model_lib
@@ -107,7 +107,7 @@ class WorldHost:
         return cells[0]
 
     def _open_world(self, task_id: str, experiment: str):
-        """A world without ground truth whose output lies in `outputs/<experiment>`."""
+        """Open a world without ground truth, whose output lies in `outputs/<experiment>`."""
         from appworld import AppWorld
 
         return AppWorld(
@@ -120,7 +120,7 @@ class WorldHost:
         )
 
     def serve_episode(self, sock: socket.socket, request: dict) -> None:
-        """The life of a child that runs agent code beside its world: open the world, then run steps until `finish`."""
+        """Open a world in this child, and run agent code beside it until `finish`."""
         _start_episode(self.config.memory_bytes)
         if self.prepared:
             self.prepared.for_episode()
@@ -138,7 +138,7 @@ class WorldHost:
             frames.send(sock, episode.finish())
 
     def serve_world(self, trainer: socket.socket, agent: socket.socket, request: dict) -> None:
-        """The life of a child whose agent code runs elsewhere: open the world, then answer calls until `finish`."""
+        """Open a world in this child, and answer the calls of agent code that runs elsewhere until `finish`."""
         _start_episode(WORLD_MEMORY_BYTES)
         if self.prepared:
             self.prepared.for_episode()
@@ -154,7 +154,7 @@ class WorldHost:
             world.serve(trainer, agent)
 
     def serve_evaluations(self, sock: socket.socket, request: dict) -> None:
-        """The life of a child that evaluates: one state after the other, until the trainer is gone."""
+        """Evaluate one state after the other in this child, until the trainer is gone or the child may not go on."""
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
         if self.prepared:
             self.prepared.for_evaluations()

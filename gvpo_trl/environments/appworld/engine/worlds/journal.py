@@ -9,11 +9,11 @@ import os
 
 
 class Journal:
-    """The changes of one open world. Create it before any code runs there; it takes over an existing file.
+    """The changes of one open world. Create it before any code runs in that world; it takes over an existing file.
 
     Args:
         path: the file, in a folder that exists and that the world does not empty.
-        home: the world's name of its databases.
+        home: the world's name for its databases.
     """
 
     def __init__(self, path: str, home: str) -> None:
@@ -33,7 +33,7 @@ class Journal:
 
         Raises:
             OSError: the disk is full or broken.
-            TypeError: a value that a state cannot hold.
+            TypeError: a change has a value that a state cannot hold.
         """
         import orjson
 

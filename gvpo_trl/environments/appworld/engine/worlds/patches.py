@@ -53,7 +53,7 @@ def quick_imports() -> Iterator[None]:
 
 
 class Prepared:
-    """What the host keeps ready for its children. Create it once, after a first world was opened and closed.
+    """Holds what the host keeps ready for its children. Create it once, after a first world was opened and closed.
 
     Args:
         preamble: the code that every world runs first.
@@ -85,7 +85,7 @@ class Prepared:
         shells.freeze_clock()
 
     def for_evaluations(self) -> None:
-        """In the child: keep the details of each engine, which an evaluation asks for at each change of state."""
+        """Keep the details of each engine, in a child whose evaluations ask for them at each change of state."""
         from appworld.apps.model_lib import Database
 
         spell_out = Database._get_engine_to_details
@@ -99,7 +99,7 @@ class Prepared:
         Database._get_engine_to_details = staticmethod(look_up)
 
     def for_episode(self) -> None:
-        """In the child: apply the patches that hold for episodes and not for evaluations."""
+        """Apply the patches that hold for episodes and not for evaluations, in a child."""
         import appworld.environment as environment
         from appworld.task import Task
 
@@ -160,7 +160,7 @@ def _save_at_the_end(world_class) -> None:
 
 
 def save_any_log(world) -> None:
-    """Let a world write its logs whatever was printed or passed to a call; AppWorld's code raises on some values."""
+    """Let a world write its logs whatever was printed or passed to a call. AppWorld's code fails on some values."""
     save_texts, save_calls = world._save_environment_io_log, world._save_api_calls_log
 
     def save_any_texts() -> None:
@@ -185,7 +185,7 @@ def save_any_log(world) -> None:
 
 
 def loggable(request: dict, whole: bool = True) -> dict:
-    """The request, or a short text of it: a log that cannot be written in time must not cost a row its score."""
+    """Return the request, or a short text of it, because a log that cannot be written would cost a row its score."""
     from fastapi.encoders import jsonable_encoder
 
     try:
@@ -213,7 +213,7 @@ class RequestLog:
         self._bytes = self._nodes = self._brief = 0
 
     def bound_from(self, first: int, size: int) -> list[dict]:
-        """Bound the requests from number `first` on, which a call of `size` bytes has made; those that are kept."""
+        """Bound the requests from number `first` on, which a call of `size` bytes made, and return those kept."""
         for index in range(first, len(self.requests)):
             self.requests[index] = self._bound(self.requests[index], size)
         return [request for request in self.requests[first:] if request is not NOT_LOGGED]
@@ -248,7 +248,7 @@ class BoundedStatements(list):
         self.budget = budget
 
     def append(self, change: tuple) -> None:
-        """Take a statement in.
+        """Add a statement.
 
         Raises:
             ValueError: the budget is spent; the call that made the statement fails.
@@ -260,7 +260,7 @@ class BoundedStatements(list):
 
 
 class ByteBudget:
-    """How many bytes an episode's statements may have in all, and how many they have."""
+    """Counts the bytes of an episode's statements, and holds how many they may have in all."""
 
     def __init__(self, most: int) -> None:
         self.most, self.spent = most, 0
@@ -287,7 +287,7 @@ def bound_changes(most: int) -> ByteBudget:
 
 
 def count_changes(app: str = "") -> int:
-    """How many statements changed the databases of `app`, or of all apps, since the databases were made."""
+    """Return how many statements changed the databases of `app`, or of all apps, since the databases were made."""
     from appworld.apps.model_lib import CachedDBHandler
 
     entries = CachedDBHandler.cache.items()

@@ -9,11 +9,11 @@ import contextlib
 from collections.abc import Iterable
 
 NOT_CALLED = ("login", "logout", "delete_account")
-"""A process refuses a token for ever once it was logged out, and the next world is given the same token."""
+"""APIs that are not called. A process refuses a logged-out token for ever, and the next world gets the same token."""
 
 
 def rehearse_calls(world) -> None:
-    """Log in to every app and call each API once, those that read first, with arguments that pass validation."""
+    """Log in to every app and call each API once, reading ones first, with arguments that pass validation."""
     from appworld.requester import _get_api_name_to_doc
 
     apis, supervisor = world.apis, world.task.supervisor
@@ -57,7 +57,7 @@ def _is_write(doc: dict) -> bool:
 
 
 def _arguments(doc: dict, token: str | None) -> dict:
-    """The fewest arguments with which a call passes validation, with ids that are likely to exist."""
+    """Return the fewest arguments with which a call passes validation, with ids that are likely to exist."""
     arguments = {}
     for parameter in doc["parameters"]:
         if parameter["name"] == "access_token":

@@ -10,11 +10,11 @@ from collections.abc import Callable
 NOWHERE = "/nowhere"
 """A path without a route, which the server answers as it answers any unknown address."""
 Endpoints = dict[Callable, tuple[str, str]]
-"""The functions of public APIs -> (app, API)."""
+"""Maps the functions of public APIs to (app, API)."""
 
 
 def public_endpoints(public: dict[str, list[str]]) -> Endpoints:
-    """The functions of the public APIs -> (app, API); `public` names the APIs by app."""
+    """Return a map from the functions of the public APIs to (app, API); `public` names the APIs by app."""
     from appworld.common.utils import get_name_to_apis
 
     return {
@@ -30,8 +30,8 @@ def guard_routes(client, endpoints: Endpoints, note: Callable[[str], None]) -> N
 
     Args:
         client: the world's test client.
-        endpoints: what `public_endpoints` gave.
-        note: is told `app.api` of the endpoint that a request reaches.
+        endpoints: what `public_endpoints` returned.
+        note: is called with `app.api` of the endpoint that a request reaches.
     """
     transport = client._transport
     transport.app = _guarded(transport.app, client.app, endpoints, note)
@@ -52,7 +52,7 @@ def _guarded(serve: Callable, app, endpoints: Endpoints, note: Callable[[str], N
 
 
 def _find_endpoint(app, scope: dict) -> Callable | None:
-    """The function that the server would run for a request; `None` if it would run none.
+    """Return the function that the server would run for a request; `None` if it would run none.
 
     The server answers "Method Not Allowed" to a path whose routes are all for other methods.
     """

@@ -1,4 +1,4 @@
-"""Holds one world for an interpreter in another process, between a trainer who is trusted and agent code that is not.
+"""Holds one world for an interpreter in another process, between the trusted trainer and untrusted agent code.
 
 No agent code runs here. The interpreter can ask for one thing: a call of a public API, by app, name and arguments
 (`gate.py`). This process counts the steps, knows whether the task was declared complete, and saves the state.
@@ -14,12 +14,12 @@ from gvpo_trl.environments.appworld.engine.worlds.gate import Gate, Misuse
 from gvpo_trl.environments.appworld.wire import frames, texts, values
 
 MAX_LOG_BYTES = 64 * 1024 * 1024
-"""Memory of all texts that an episode's steps leave for the log; later ones are cut to `SHORT_LOG_CHARS`."""
+"""Bytes of memory for the texts of an episode's log; later texts are cut to `SHORT_LOG_CHARS`."""
 SHORT_LOG_CHARS = 1000
 
 
 def public_apis() -> dict[str, list[str]]:
-    """The APIs that an agent finds in `apis`, by app in AppWorld's order."""
+    """Return the APIs that an agent finds in `apis`, by app in AppWorld's order."""
     from appworld.apps import get_all_apps
     from appworld.common.utils import get_name_to_apis
 
@@ -39,8 +39,8 @@ class World:
 
     Args:
         world: an open `AppWorld`.
-        apis: what `public_apis` gave.
-        saves_at_the_end: whether the state is saved once, at the end; else after every step, as AppWorld does.
+        apis: what `public_apis` returned.
+        saves_at_the_end: whether the state is saved once, at the end, and not after every step as AppWorld does.
     """
 
     def __init__(self, world, apis: dict[str, list[str]], saves_at_the_end: bool) -> None:
@@ -54,7 +54,7 @@ class World:
         self.was_completed, self.seen_changes = False, patches.count_changes("/supervisor")
 
     def facts(self) -> dict:
-        """What an interpreter has to know of the world."""
+        """Return what an interpreter has to know of the world."""
         return {
             "apis": self.apis,
             "datetime": self.world.task.datetime.isoformat(),
@@ -63,7 +63,7 @@ class World:
         }
 
     def serve(self, trainer: socket.socket, agent: socket.socket) -> None:
-        """Answer both until the trainer says `finish` or is gone. The trainer's messages come first.
+        """Answer trainer and interpreter until the trainer sends `finish` or is gone. The trainer comes first.
 
         The interpreter's messages wait while it has not read its last answer.
         """
@@ -85,7 +85,7 @@ class World:
                     agent.close()  # an interpreter that waits for an answer learns that there will be none
 
     def _exchange(self, agent: socket.socket) -> bool:
-        """Read a piece of a call or write a piece of an answer; whether the connection is still of use."""
+        """Read a piece of a call or write a piece of an answer; return whether the connection can still be used."""
         try:
             if self.outgoing:
                 del self.outgoing[: agent.send(self.outgoing)]
@@ -160,7 +160,7 @@ class World:
         return text
 
     def completed(self) -> bool:
-        """Whether the task was declared complete, also as failed."""
+        """Whether the agent has declared the task complete or given it up."""
         changes = patches.count_changes("/supervisor")
         if changes != self.seen_changes or not self.saves_at_the_end:
             # The question costs an API call, so it is asked only when the answer may have changed.
@@ -168,6 +168,6 @@ class World:
             try:
                 self.was_completed = bool(self.world.task_completed())
             except Exception:
-                # AppWorld takes some answers that it cannot show, such as NaN. Then the call itself decides.
+                # AppWorld accepts some answers that it cannot show, such as NaN. Then the call itself decides.
                 self.was_completed = self.was_completed or "supervisor.complete_task" in self.gate.calls
         return self.was_completed
