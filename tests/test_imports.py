@@ -25,6 +25,7 @@ APPWORLD = {"appworld", "freezegun", "IPython", "sqlmodel", "sqlalchemy", "fasta
     "anyio",
     "pytest",
     "orjson",
+    "fastapi_login",
 }
 """AppWorld and what its virtual environment brings along."""
 CORE = ("failures", "faults")
