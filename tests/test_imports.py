@@ -26,6 +26,7 @@ APPWORLD = {"appworld", "freezegun", "IPython", "sqlmodel", "sqlalchemy", "fasta
     "anyio",
     "pytest",
     "orjson",
+    "fastapi_login",
 }
 """AppWorld and the libraries of its virtual environment."""
 CORE = ("failures", "faults", "text")

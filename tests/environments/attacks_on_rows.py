@@ -123,11 +123,11 @@ FLOODS = {
         (
             f"slow = {NODES}",
             *[
-                "end = clock.clock_gettime(clock.CLOCK_MONOTONIC) + 3.5\n"
+                "end = clock.clock_gettime(clock.CLOCK_MONOTONIC) + 3\n"
                 "while clock.clock_gettime(clock.CLOCK_MONOTONIC) < end:\n"
                 "    put(pipes[1], slow)\n    take_frame(pipes[1])"
             ]
-            * 6,
+            * 10,
         ),
         Sign.LOST,
     ),
