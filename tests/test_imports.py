@@ -26,7 +26,6 @@ APPWORLD = {"appworld", "freezegun", "IPython", "sqlmodel", "sqlalchemy", "fasta
     "anyio",
     "pytest",
     "orjson",
-    "fastapi_login",
 }
 """AppWorld and the libraries of its virtual environment."""
 CORE = ("failures", "faults", "text")
