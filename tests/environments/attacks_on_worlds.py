@@ -1,5 +1,6 @@
 """Attempts at the world: its objects, its models, its private routes, its saved state, and the time after a step."""
 
+from gvpo_trl.pocket.base_data import password
 from tests.environments.attacks import Attack, Sign
 
 COLLATERAL = (
@@ -111,16 +112,17 @@ for way in ("../send_password_reset_code?", "../send_password_reset_code#", "%2e
     anyhow(apis.venmo.reset_password, email=other, password_reset_code=code, new_password="taken")
 print("WORKED" if apis.venmo.login(username=other, password="taken")["access_token"] else "")
 """
+SENDER = "notifications@venmo.com"
 NOTIFIERS = {
     "the outbox of an account that sends codes": """
 sender, mine = "notifications@venmo.com", apis.supervisor.show_profile()["email"]
 try:
-    apis.gmail.signup(first_name="Venmo", last_name="Notifications", email=sender, password="adminpassword")
+    apis.gmail.signup(first_name="Venmo", last_name="Notifications", email=sender, password="PASSWORD")
 except Exception as error:
     print(error)
-token = apis.gmail.login(username=sender, password="adminpassword")["access_token"]
+token = apis.gmail.login(username=sender, password="PASSWORD")["access_token"]
 print("WORKED" if token else "")
-""",
+""".replace("PASSWORD", password(0, "gmail", SENDER)),
     "the outbox of an account that sends codes, with a password of one's own": """
 apis.gmail.signup(first_name="x", last_name="y", email="Notifications@venmo.com", password="mine, all mine")
 print("WORKED")
@@ -129,11 +131,11 @@ print("WORKED")
 from appworld.apps.api_lib import CompanyNotifier
 number = CompanyNotifier("Venmo").phone_number
 try:
-    apis.phone.signup(first_name="Venmo", last_name="Notifications", phone_number=number, password="adminpassword")
+    apis.phone.signup(first_name="Venmo", last_name="Notifications", phone_number=number, password="PASSWORD")
 except Exception as error:
     print(error)
-print("WORKED" if apis.phone.login(username=number, password="adminpassword")["access_token"] else "")
-""",
+print("WORKED" if apis.phone.login(username=number, password="PASSWORD")["access_token"] else "")
+""".replace("PASSWORD", password(0, "phone", SENDER)),
 }
 
 HIDING = {
