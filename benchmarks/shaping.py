@@ -45,6 +45,18 @@ class Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return its exit code."""
     options = parse(arguments)
+    chosen = choose_rates(options) if len(options.rates) > 1 else dict.fromkeys(ARMS, options.rates[0])
+    finals = {
+        arm: [Run(arm, chosen[arm], seed, "test_normal", options.samples) for seed in range(options.seeds)]
+        for arm in ARMS
+    }
+    reports = execute([run for pair in zip(*finals.values(), strict=True) for run in pair], options)
+    print(json.dumps(summarize(finals, reports, chosen)))
+    return 0
+
+
+def choose_rates(options: argparse.Namespace) -> dict[str, str]:
+    """Return the learning rate of each arm that has the best TGC on `dev`."""
     choices = {
         arm: {
             rate: [
@@ -61,13 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         on_dev = {rate: mean([tried[run]["tgc"] for run in runs]) for rate, runs in rates.items()}
         chosen[arm] = max(on_dev, key=on_dev.get)
         print(f"{arm}: TGC on dev by learning rate {on_dev}, chosen {chosen[arm]}", flush=True)
-    finals = {
-        arm: [Run(arm, chosen[arm], seed, "test_normal", options.samples) for seed in range(options.seeds)]
-        for arm in ARMS
-    }
-    reports = execute([run for pair in zip(*finals.values(), strict=True) for run in pair], options)
-    print(json.dumps(summarize(finals, reports, chosen)))
-    return 0
+    return chosen
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -75,7 +81,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5, help="reported runs of each arm (default: %(default)s)")
     parser.add_argument("--selection-seeds", type=int, default=1, help="runs per learning rate (default: %(default)s)")
-    parser.add_argument("--rates", nargs="+", default=["2e-4", "4e-4"], help="learning rates to choose from")
+    parser.add_argument("--rates", nargs="+", default=["2e-4", "4e-4"], help="learning rates to choose from; one is taken as it is")
     parser.add_argument("--samples", type=int, default=4, help="attempts at each held-out task (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="number of runs at a time (default: %(default)s)")
     parser.add_argument("--config", default="recipes/quickstart/config.yaml")
