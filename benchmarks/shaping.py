@@ -81,7 +81,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5, help="reported runs of each arm (default: %(default)s)")
     parser.add_argument("--selection-seeds", type=int, default=1, help="runs per learning rate (default: %(default)s)")
-    parser.add_argument("--rates", nargs="+", default=["2e-4", "4e-4"], help="learning rates to choose from; one is taken as it is")
+    help_of_rates = "learning rates to choose from; a single one is taken as it is"
+    parser.add_argument("--rates", nargs="+", default=["2e-4", "4e-4"], help=help_of_rates)
     parser.add_argument("--samples", type=int, default=4, help="attempts at each held-out task (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="number of runs at a time (default: %(default)s)")
     parser.add_argument("--config", default="recipes/quickstart/config.yaml")

@@ -44,3 +44,8 @@ def printable_values(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [printable_values(inner) for inner in value]
     return value
+
+
+def spelled_out(text: str) -> str:
+    r"""Replace lone surrogates, which no tokenizer and no file accepts, by their escapes such as `\ud800`."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -65,7 +65,7 @@ RULES = {
     "environments.appworld.http": rule(*CORE, "environments.base", "environments.appworld.wire", *HELPERS),
     "sandbox": rule(),
     # AppWorld's own Python runs these folders; the trainer's process runs some of them as well.
-    "environments.appworld.wire": rule(),
+    "environments.appworld.wire": rule("text"),
     "environments.appworld.engine": rule("environments.appworld.wire", "sandbox", libraries=APPWORLD),
     "pocket": rule(libraries=APPWORLD),
     # These modules import the libraries of models and figures, and the last two of them TRL.

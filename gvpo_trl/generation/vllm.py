@@ -124,7 +124,6 @@ class Sampling:
 
     def __init__(self, source: EngineSource):
         engine = source.engine
-        self.regex = engine.structured_outputs_regex
         self._settings = {
             "repetition_penalty": engine.repetition_penalty,
             "temperature": 0.0 if source.greedy else engine.temperature,

@@ -22,13 +22,13 @@ from pathlib import Path
 
 from gvpo_trl.pocket import families
 from gvpo_trl.pocket.base_data import NOW, password, write_base
+from gvpo_trl.pocket.families.plan import SPLITS
 
 FORMAT = 2
 """Version of the content. Raise it when the same settings give other files than before."""
 MARKER = "pocket.json"
 STAGING = ".pocket-staging"
 LOCK = ".pocket-lock"
-SPLITS = ("train", "dev", "test_normal", "test_challenge")
 
 
 class PocketError(Exception):

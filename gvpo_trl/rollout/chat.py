@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from gvpo_trl.rollout.code import Code
+from gvpo_trl.text import spelled_out
 
 DEFAULT_DATE = datetime(2023, 5, 18, 12)
 """The date that a template writes for a task without a date. It is the date of AppWorld's worlds."""
@@ -37,11 +38,6 @@ _DATE_MACRO = (
     "{% endmacro %}\n"
 )
 _DATE_FORMAT = re.compile(r"""strftime_now\(\s*(?:'([^']*)'|"([^"]*)")""")
-
-
-def spelled_out(text: str) -> str:
-    r"""Replace lone surrogates, which no tokenizer and no file accepts, by their escapes such as `\ud800`."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class Chat:

@@ -24,10 +24,11 @@ from typing import Any
 from gvpo_trl.environments.base import Environment, Episode, Score, StepResult
 from gvpo_trl.failures import classify_step
 from gvpo_trl.faults import EnvironmentFault, EnvironmentsExhausted, GenerationFault
-from gvpo_trl.rollout.chat import Chat, spelled_out
+from gvpo_trl.rollout.chat import Chat
 from gvpo_trl.rollout.clock import Clock
 from gvpo_trl.rollout.code import extract_code
 from gvpo_trl.rollout.types import Generate, Step, StopReason, StreamingGenerate, Trajectory, Turn, TurnRequest
+from gvpo_trl.text import spelled_out
 
 logger = logging.getLogger(__name__)
 

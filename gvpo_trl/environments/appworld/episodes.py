@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gvpo_trl.environments.appworld.children import Child
+from gvpo_trl.environments.appworld.engine.forkserver import MACHINERY_EXIT
 from gvpo_trl.environments.appworld.machinery import Machinery
 from gvpo_trl.environments.appworld.wire import frames, texts
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
@@ -24,8 +25,6 @@ _log = logging.getLogger(__name__)
 
 WORLD_AFTER_S = 0.5
 """Seconds that a world may go on with its current call after its interpreter was killed, before the step is over."""
-MACHINERY_EXIT = 70
-"""Exit status of a child in which our own code raised an exception, and not the agent's."""
 CUT_NOTE_CHARS = 100
 """Room for the line in which an interpreter says that it has cut its output."""
 
@@ -352,7 +351,7 @@ def step_result(reply: dict, max_output_chars: int) -> StepResult:
     if len(text) > max_output_chars + CUT_NOTE_CHARS:  # our own code in that process would have cut it
         text = texts.cut_output(text, max_output_chars)
     return StepResult(
-        text=texts.printable(text),
+        text=texts.spelled_out(text),
         failure=None if verdict is None else FailureKind(verdict),
         ended=reply.get("ended") is True,
     )

@@ -28,6 +28,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MADV_COLLAPSE = 25
 HUGE_PAGE = 2 * 1024 * 1024
+MACHINERY_EXIT = 70
+"""Exit status of a child whose own code raised, and not the agent's."""
 PF_EXITING = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 _exit = os._exit
@@ -172,7 +174,7 @@ class _Server:
             try:
                 traceback.print_exc()
             finally:  # agent code may have broken what prints
-                _exit(70)
+                _exit(MACHINERY_EXIT)
         _exit(0)
 
     def kill(self, request_id: int) -> tuple[int | None, bool]:

@@ -204,7 +204,7 @@ def run_step(world, recorder: Recorder, code: str, max_output_chars: int) -> Out
         ended = verdict == "exited"
         world.safety_guard.disable()
         world.num_interactions += 1
-    text = texts.printable(text)
+    text = texts.spelled_out(text)
     if len(text) > max_output_chars:
         text, verdict = texts.cut_output(text, max_output_chars), verdict or "output"
     return Outcome(text=text, verdict=verdict, ended=ended, escaped=escaped)

@@ -1,9 +1,8 @@
 """Rules for texts that every process follows: how a long output is cut and how lone surrogates are written."""
 
+from gvpo_trl.text import spelled_out
 
-def printable(text: str) -> str:
-    """Replace lone surrogates, which neither a log nor a tokenizer accepts, by their escapes."""
-    return text.encode("utf-8", "backslashreplace").decode()
+__all__ = ["cut_output", "spelled_out"]
 
 
 def cut_output(text: str, limit: int, whole: bool = True) -> str:

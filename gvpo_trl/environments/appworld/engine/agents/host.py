@@ -57,8 +57,6 @@ class AgentHost:
 
     def warm_up(self) -> dict:
         """Import what agent code may import and run code of many kinds once, so that no interpreter has to."""
-        import appworld
-
         shells.preload()
         if self.config.fast:
             shells.quicken_guard()
@@ -66,7 +64,7 @@ class AgentHost:
         shells.rehearse(self.world)
         shells.freeze_clock()
         support = sandbox.probe()
-        return {"appworld": appworld.__version__, "level": support.level, "missing": list(support.missing)}
+        return {"level": support.level, "missing": list(support.missing)}
 
     def serve_agent(self, trainer: socket.socket, world: socket.socket, request: dict) -> None:
         """Restrict this interpreter, learn the task's date, and run steps until the trainer is gone."""
@@ -136,7 +134,7 @@ class Interpreter:
             "text": outcome.text,
             "verdict": outcome.verdict,
             "ended": outcome.ended,
-            "logged": {name: texts.printable(logged[name])[: limit + 1000] for name in ("input", "output")},
+            "logged": {name: texts.spelled_out(logged[name])[: limit + 1000] for name in ("input", "output")},
             "counted": world.num_interactions > before,
         }
 

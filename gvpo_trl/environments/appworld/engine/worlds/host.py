@@ -60,7 +60,6 @@ class WorldHost:
     def warm_up(self) -> dict:
         """Import AppWorld, open and close one world and call each app once, so that no child has to."""
         with patches.quick_imports():
-            import appworld
             from appworld.apps import model_lib
             from appworld.common import path_store as store
 
@@ -79,7 +78,7 @@ class WorldHost:
             direct_calls.call_without_threads(uninterrupted=self.config.isolation == "process")
         shutil.rmtree(os.path.join(outputs, "warm-up"), ignore_errors=True)
         sys.dont_write_bytecode = True  # an evaluation imports from the data root, which is not ours to write to
-        return {"appworld": appworld.__version__}
+        return {}
 
     def _use_world_once(self) -> str:
         """Open and close a world so that its caches are full; return the code that every world runs first."""

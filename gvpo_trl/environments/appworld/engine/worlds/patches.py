@@ -165,7 +165,7 @@ def save_any_log(world) -> None:
 
     def save_any_texts() -> None:
         for entry in world.environment_io:
-            entry.update({name: texts.printable(text) for name, text in entry.items()})
+            entry.update({name: texts.spelled_out(text) for name, text in entry.items()})
         save_texts()
 
     def save_any_calls() -> None:
@@ -195,10 +195,10 @@ def loggable(request: dict, whole: bool = True) -> dict:
         raise ValueError("too long")
     except Exception:
         try:
-            data = texts.printable(repr(request["data"]))[:1000]
+            data = texts.spelled_out(repr(request["data"]))[:1000]
         except Exception:
             data = "nothing that can be written"
-        return {"method": request["method"], "url": texts.printable(str(request["url"])), "data": data}
+        return {"method": request["method"], "url": texts.spelled_out(str(request["url"])), "data": data}
 
 
 class RequestLog:

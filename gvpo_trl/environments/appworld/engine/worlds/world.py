@@ -153,7 +153,7 @@ class World:
         }
 
     def _bound_text(self, text: str) -> str:
-        text = texts.printable(text)
+        text = texts.spelled_out(text)
         if self.logged_bytes + sys.getsizeof(text) > MAX_LOG_BYTES:
             text = texts.cut_output(text, SHORT_LOG_CHARS)
         self.logged_bytes += sys.getsizeof(text)
