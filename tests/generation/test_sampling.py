@@ -8,12 +8,13 @@ import torch
 from peft import LoraConfig
 from transformers import GenerationConfig
 
+from gvpo_trl import GVPOTrainer
 from gvpo_trl.generation.sampling import ClosedBlock
 from gvpo_trl.generation.transformers import TransformersGenerate
 from gvpo_trl.generation.vllm import EngineSource, Sampling, engine_context_length
 from gvpo_trl.rollout.types import TurnRequest
 from tests.support.tiny import tiny_model, tiny_tokenizer
-from tests.support.training import make_trainer
+from tests.support.training import ScriptedTrainer, finish, make_trainer, tasks
 
 PROMPT = [5 + (7 * n) % 200 for n in range(20)]
 REQUESTS = [TurnRequest(trajectory=row, ids=PROMPT, max_new_tokens=1) for row in range(64)]
@@ -53,6 +54,22 @@ def test_recorded_log_probabilities_are_those_of_our_distribution():
         scores = model(torch.tensor([PROMPT])).logits[0, -1].log_softmax(dim=-1)
     for token, logprob in probabilities.items():
         assert logprob == pytest.approx(scores[token].item(), abs=1e-4)
+
+
+def test_without_a_cache_the_model_reads_the_whole_history(tmp_path):
+    """`use_cache=False` also means that nothing is kept between turns, so no history is missing."""
+    trainer = make_trainer(tmp_path, generation_kwargs={"use_cache": False})
+    histories = [PROMPT, PROMPT[:12]]
+    with trainer.generation_session() as generate:
+        for more in ([], [9] * 20):
+            histories = [[*history, *more] for history in histories]
+            turns = generate(
+                [TurnRequest(trajectory=row, ids=ids, max_new_tokens=1) for row, ids in enumerate(histories)]
+            )
+    for history, turn in zip(histories, turns, strict=True):
+        with torch.no_grad():
+            scores = trainer.model(torch.tensor([history])).logits[0, -1].log_softmax(dim=-1)
+        assert turn.logprobs[0] == pytest.approx(scores[turn.ids[0]].item(), abs=1e-5)
 
 
 def test_dropout_is_off_while_turns_are_sampled(tmp_path):
@@ -143,6 +160,35 @@ def test_vllm_has_the_weights_of_now_before_the_first_request(tmp_path):
     trainer.state.global_step = 1
     trainer.generation_session()
     assert engine.synced == [1, 1]
+
+
+class Reloading(ScriptedTrainer):
+    """Notes how often vLLM had been given the weights when each rollout begins."""
+
+    def generation_session(self, end_ids=None):
+        GVPOTrainer.generation_session(self, end_ids)
+        self.__dict__.setdefault("given", []).append(len(self.vllm_generation.synced))
+        return super().generation_session(end_ids)
+
+
+def test_vllm_gets_the_weights_anew_where_the_number_of_steps_does_not_tell_that_they_changed(tmp_path):
+    """A second training counts its steps from 0 again, and the best checkpoint is loaded after the last step."""
+    trainer = make_trainer(
+        tmp_path,
+        [[finish(1, 0)], [finish(0, 1)]],
+        trainer_class=Reloading,
+        eval_dataset=tasks(1),
+        eval_strategy="steps",
+        eval_steps=1,
+        num_generations_eval=1,
+    )
+    trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, vllm_engine(), -1
+    trainer.vllm_importance_sampling_correction = False
+    trainer.train()
+    trainer.evaluate()
+    assert trainer.given == [1, 2, 3], "for a step, for the evaluation after it, and for the one after the training"
+    trainer.train()
+    assert trainer.given[3:] == [4, 5]
 
 
 class CountingDecoder:
