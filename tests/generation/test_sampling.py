@@ -56,20 +56,16 @@ def test_recorded_log_probabilities_are_those_of_our_distribution():
         assert logprob == pytest.approx(scores[token].item(), abs=1e-4)
 
 
-def test_without_a_cache_the_model_reads_the_whole_history(tmp_path):
-    """`use_cache=False` also means that nothing is kept between turns, so no history is missing."""
+def test_without_a_cache_every_token_is_sampled_with_the_whole_history(tmp_path):
     trainer = make_trainer(tmp_path, generation_kwargs={"use_cache": False})
-    histories = [PROMPT, PROMPT[:12]]
+    requests = [TurnRequest(trajectory=row, ids=ids, max_new_tokens=8) for row, ids in enumerate((PROMPT, PROMPT[:9]))]
     with trainer.generation_session() as generate:
-        for more in ([], [9] * 20):
-            histories = [[*history, *more] for history in histories]
-            turns = generate(
-                [TurnRequest(trajectory=row, ids=ids, max_new_tokens=1) for row, ids in enumerate(histories)]
-            )
-    for history, turn in zip(histories, turns, strict=True):
+        turns = generate(requests)
+    for request, turn in zip(requests, turns, strict=True):
         with torch.no_grad():
-            scores = trainer.model(torch.tensor([history])).logits[0, -1].log_softmax(dim=-1)
-        assert turn.logprobs[0] == pytest.approx(scores[turn.ids[0]].item(), abs=1e-5)
+            scores = trainer.model(torch.tensor([request.ids + turn.ids])).logits[0, len(request.ids) - 1 : -1]
+        expected = scores.log_softmax(dim=-1)[range(len(turn.ids)), turn.ids]
+        assert turn.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 def test_dropout_is_off_while_turns_are_sampled(tmp_path):
