@@ -27,7 +27,7 @@ def split_warpers(config: GenerationConfig) -> tuple[GenerationConfig, list[Logi
     warpers: list[LogitsProcessor] = []
     if config.temperature not in (None, 1.0):
         warpers.append(TemperatureLogitsWarper(config.temperature))
-    if config.top_k:
+    if config.top_k and config.top_k > 0:  # vLLM's word for no limit is -1
         warpers.append(TopKLogitsWarper(config.top_k))
     if config.top_p is not None and config.top_p < 1:
         warpers.append(TopPLogitsWarper(config.top_p))

@@ -101,13 +101,19 @@ def check_sampling(args: Any) -> None:
     Raises:
         ValueError: every trajectory of a group would have the same turns.
     """
-    greedy = (args.generation_kwargs or {}).get("do_sample") is False
-    if args.temperature == 0 or greedy:
-        raise ValueError(
-            f"{'generation_kwargs={do_sample: False}' if greedy else 'temperature=0'} samples the same turns in every "
-            "trajectory of a group, so nothing can be learnt; train with a temperature above 0 (the default is 1.0) "
-            "and keep greedy sampling for evaluation."
-        )
+    extra = args.generation_kwargs or {}
+    reasons = {
+        "temperature=0": args.temperature == 0,
+        "generation_kwargs={do_sample: False}": extra.get("do_sample") is False,
+        "top_k=1": extra.get("top_k", args.top_k) == 1,
+        "min_p=1": extra.get("min_p", args.min_p) == 1,
+    }
+    for reason, is_greedy in reasons.items():
+        if is_greedy:
+            raise ValueError(
+                f"{reason} samples the same turns in every trajectory of a group, so nothing can be learnt; train "
+                "with a temperature above 0 (the default is 1.0) and keep greedy sampling for evaluation."
+            )
 
 
 def check_eval_groups(args: Any, group_size: int) -> None:

@@ -100,7 +100,20 @@ def test_temperature_zero_is_greedy_in_an_evaluation(tmp_path):
     assert torch.tensor(metrics["eval_loss"]).isfinite()
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0}, {"generation_kwargs": {"do_sample": False}}])
+def test_minus_one_is_no_limit_of_top_k_as_with_vllm():
+    assert [turn.ids for turn in sampled({}, top_k=-1)] == [turn.ids for turn in sampled({})]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0},
+        {"generation_kwargs": {"do_sample": False}},
+        {"top_k": 1},
+        {"generation_kwargs": {"top_k": 1}},
+        {"min_p": 1.0},
+    ],
+)
 def test_greedy_sampling_is_refused_in_training(tmp_path, options):
     trainer = make_trainer(tmp_path, **options)
     with pytest.raises(ValueError, match=r"same turns in every trajectory.*temperature above 0"):
