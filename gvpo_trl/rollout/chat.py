@@ -23,6 +23,8 @@ DEFAULT_DATE = datetime(2023, 5, 18, 12)
 """The date that a template writes for a task without a date. It is the date of AppWorld's worlds."""
 MAX_LOCATED_BLOCKS = 16
 """Code blocks of a turn whose tokens are located one by one. Each block costs a search, which the number bounds."""
+THOUGHT_TAGS = ("<think>", "</think>")
+"""The tags around a thought, whose code is not run."""
 _SENTINEL = "gvpo-assistant-turn"
 _OBSERVATION = "gvpo-observation"
 _PLACEHOLDERS = [{"role": "user", "content": "."}, {"role": "assistant", "content": _SENTINEL}]
@@ -81,6 +83,10 @@ class Chat:
             self._date_formats = {single or double for single, double in _DATE_FORMAT.findall(source)}
         elif template is not None:
             self._kwargs["chat_template"] = template
+        added = tokenizer.added_tokens_decoder.items()
+        self._thought_tags = {
+            number: token.content for number, token in added if token.special and token.content in THOUGHT_TAGS
+        }
         self._controls: tuple[str, ...] = ()
         self._specials: tuple[str, ...] = ()
         self._closing, kept, self._opening = self._after_assistant(_OBSERVATION).partition(_OBSERVATION)
@@ -112,7 +118,18 @@ class Chat:
         return self._joined_ids(self._render(shielded, now), mark)
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of sampled ids without control tokens. This text is never encoded again."""
+        """Return the text of sampled ids without control tokens. This text is never encoded again.
+
+        The tags of a thought stay, also where a tokenizer has them as control tokens: code in a thought is not run.
+        """
+        text, start = "", 0
+        for place, token in enumerate(ids) if self._thought_tags else ():
+            if token in self._thought_tags:
+                text += self._plain_text(ids[start:place]) + self._thought_tags[token]
+                start = place + 1
+        return text + self._plain_text(ids[start:])
+
+    def _plain_text(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def bridge(self, action_ids: Sequence[int], observation: str) -> list[int]:
