@@ -45,18 +45,22 @@ def own_settings_only(model: torch.nn.Module) -> Iterator[None]:
     `repetition_penalty`. Tokens would then be sampled from another distribution than the one that the trainer scores.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    own = inner.generation_config
-    asked = {name: value for name, value in own.to_diff_dict().items() if name not in _HARMLESS}
+    # An adapter's wrapper may hold a configuration of its own, which PEFT gives to the model in `generate`.
+    holders = [inner, *([model] if model is not inner and "generation_config" in vars(model) else [])]
+    own = [holder.generation_config for holder in holders]
+    asked = {name: value for config in own for name, value in config.to_diff_dict().items() if name not in _HARMLESS}
     if asked:
         listed = ", ".join(f"{name}={value!r}" for name, value in asked.items())
         logger.warning_once(
             f"The model's own generation_config is not used ({listed}): turns are sampled with the trainer's settings."
         )
-    inner.generation_config = GenerationConfig()
+    for holder in holders:
+        holder.generation_config = GenerationConfig()
     try:
         yield
     finally:
-        inner.generation_config = own
+        for holder, config in zip(holders, own, strict=True):
+            holder.generation_config = config
 
 
 _HARMLESS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "do_sample", "use_cache")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig
 
 from gvpo_trl import GVPOTrainer
@@ -43,6 +43,16 @@ def test_what_the_models_own_configuration_adds_is_switched_off_and_named(own, c
     assert len({turn.ids[0] for turn in other}) > 10
     (name,) = own
     assert f"{name}=" in caplog.text
+
+
+def test_a_configuration_on_an_adapters_wrapper_is_switched_off_as_well():
+    adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules="all-linear")
+    model = get_peft_model(tiny_model(tiny_tokenizer()), adapter).eval()
+    own = [GenerationConfig(min_p=0.99, do_sample=True), model.get_base_model().generation_config]
+    model.generation_config = own[0]
+    turns = TransformersGenerate(model, GenerationConfig(do_sample=True, top_k=0), [2], 0)(REQUESTS)
+    assert len({turn.ids[0] for turn in turns}) > 10
+    assert [model.generation_config, model.get_base_model().generation_config] == own
 
 
 def test_recorded_log_probabilities_are_those_of_our_distribution():
