@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass, field
+from typing import Any
 
 from trl import GRPOConfig
 
@@ -15,6 +16,31 @@ LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo")
 
 FAILURE_SPANS = ("turn", "code")
 """Values of `failure_span`."""
+
+MIN_TEMPERATURE = 0.01
+"""The lowest temperature above 0. vLLM raises lower ones to it, and takes the lowest ones for greedy sampling."""
+
+NARROWING = {
+    "top_p": ("above 0 and at most 1; 1 keeps all tokens", (1, None), lambda value: 0 < value <= 1),
+    "top_k": (
+        "a whole number above 0; 0 keeps all tokens",
+        (0, -1, None),
+        lambda value: value >= 1 and value % 1 == 0,
+    ),
+    "min_p": ("between 0 and 1; 0 keeps all tokens", (0, None), lambda value: 0 < value <= 1),
+}
+"""Settings that narrow the sampling distribution: the allowed values in words, those that do not narrow it, a test."""
+
+TRANSFORMERS_LACKS = {
+    "num_beams": "beams share no log-probabilities per token, so leave it out",
+    "num_return_sequences": "each trajectory has one turn at a time, so set num_generations",
+    "prompt_lookup_num_tokens": "it takes one row at a time, so leave it out",
+    "stop_strings": "use stop_after_code=True, or stop strings of vLLM",
+}
+"""Options of `generate` that no turn can be sampled with, each with its remedy."""
+
+VLLM_LACKS = {"do_sample": "vLLM does not know it, and temperature=0 is greedy"}
+"""Options of transformers that vLLM refuses, each with its remedy."""
 
 TABLE_TRACKERS = ("wandb", "trackio")
 """Trackers to which TRL sends the table of completions."""
@@ -147,6 +173,7 @@ class GVPOConfig(GRPOConfig):
         self._check_objective()
         self._check_rollout()
         super().__post_init__()
+        self._check_sampling()
         if self.log_completions and (places := self._places_of_completions()):
             warnings.warn(
                 f"log_completions=True uploads the tasks' texts: {'; '.join(places)}. AppWorld asks not to republish "
@@ -195,33 +222,21 @@ class GVPOConfig(GRPOConfig):
             _one_of("scale_rewards", self.scale_rewards, ("none", "group", "batch"))
         _one_of("shaping", self.shaping, SHAPING_MODES)
         _one_of("failure_span", self.failure_span, FAILURE_SPANS)
-        if not 0 <= self.failure_penalty < float("inf"):
+        if not _is_finite_and_not_negative(self.failure_penalty):
             raise ValueError(
-                f"failure_penalty={self.failure_penalty} must be >= 0 and finite; shaping='none' turns shaping off."
+                f"failure_penalty={self.failure_penalty!r} must be >= 0 and finite; shaping='none' turns shaping off."
             )
-        if not 0 <= self.drop_small_advantages < float("inf"):
-            raise ValueError(f"drop_small_advantages={self.drop_small_advantages} must be >= 0; 0 drops nothing.")
-        if self.use_vllm and self.vllm_importance_sampling_correction:
-            narrowed = [
-                f"{name}={value}"
-                for name, value, neutral in (
-                    ("top_p", self.top_p, (1.0, None)),
-                    ("top_k", self.top_k, (0, -1, None)),
-                    ("min_p", self.min_p, (0.0, None)),
-                )
-                if value not in neutral
-            ]
-            if narrowed:
-                warnings.warn(
-                    f"{', '.join(narrowed)} narrows the sampling distribution, but the trainer scores tokens under "
-                    "the full one: the importance ratio is biased. Use top_p=1, top_k=0 and no min_p, or set "
-                    "vllm_importance_sampling_correction=False.",
-                    stacklevel=4,
-                )
+        if not _is_finite_and_not_negative(self.drop_small_advantages):
+            raise ValueError(f"drop_small_advantages={self.drop_small_advantages!r} must be >= 0; 0 drops nothing.")
 
     def _check_rollout(self):
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature={self.temperature} must be >= 0 and finite; 0 is greedy, for evaluation.")
+        if not _is_finite_and_not_negative(self.temperature):
+            raise ValueError(f"temperature={self.temperature!r} must be >= 0 and finite; 0 is greedy, for evaluation.")
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise ValueError(
+                f"temperature={self.temperature} must be 0, which is greedy, or at least {MIN_TEMPERATURE}: vLLM "
+                "would sample with another one, and the loss divides logits by it."
+            )
         for name in ("max_turns", "max_turn_length", "max_observation_length", "max_completion_length"):
             value = getattr(self, name)
             if value is None or value < 1:
@@ -232,8 +247,8 @@ class GVPOConfig(GRPOConfig):
             raise ValueError(
                 "remove_unused_columns=True would drop the column 'task_id', which the rollout needs; leave it False."
             )
-        if self.kv_cache_tokens < 0:
-            raise ValueError(f"kv_cache_tokens={self.kv_cache_tokens} must be >= 0; 0 keeps no cache.")
+        if not _is_finite_and_not_negative(self.kv_cache_tokens):
+            raise ValueError(f"kv_cache_tokens={self.kv_cache_tokens!r} must be >= 0; 0 keeps no cache.")
         if self.stop_after_code and self.use_vllm:
             raise ValueError(
                 "stop_after_code=True works without vLLM only; with use_vllm=True give vLLM a stop string through "
@@ -244,6 +259,36 @@ class GVPOConfig(GRPOConfig):
                 "use_transformers_continuous_batching=True is not supported for multi-turn rollouts: turns are "
                 "generated by gvpo_trl's own generator. Leave it unset, or set use_vllm=True."
             )
+
+    def _check_sampling(self):
+        """Check the settings that both backends sample with; `generation_kwargs` overrides the fields."""
+        extra = self.generation_kwargs or {}
+        if extra.get("temperature", self.temperature) != self.temperature:
+            raise ValueError(
+                f"generation_kwargs sets temperature={extra['temperature']}, but the loss divides logits by "
+                f"temperature={self.temperature}; set temperature alone."
+            )
+        unknown = VLLM_LACKS if self.use_vllm else TRANSFORMERS_LACKS
+        for name, remedy in unknown.items():
+            if extra.get(name) is not None:
+                raise ValueError(f"generation_kwargs={{{name!r}: {extra[name]!r}}} cannot sample turns; {remedy}.")
+        settings = {name: extra.get(name, getattr(self, name)) for name in NARROWING}
+        for name, (allowed, neutral, is_allowed) in NARROWING.items():
+            value = settings[name]
+            if value not in neutral and not (isinstance(value, int | float) and is_allowed(value)):
+                raise ValueError(f"{name}={value!r} must be {allowed}.")
+        narrowed = [f"{name}={value}" for name, value in settings.items() if value not in NARROWING[name][1]]
+        if narrowed and self.use_vllm and self.vllm_importance_sampling_correction:
+            warnings.warn(
+                f"{', '.join(narrowed)} narrows the sampling distribution, but the trainer scores tokens under "
+                "the full one: the importance ratio is biased. Use top_p=1, top_k=0 and no min_p, or set "
+                "vllm_importance_sampling_correction=False.",
+                stacklevel=4,
+            )
+
+
+def _is_finite_and_not_negative(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < float("inf")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

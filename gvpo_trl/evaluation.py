@@ -33,7 +33,8 @@ def evaluate(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", sampl
         `tasks`, `attempts` and `unscorable`.
 
     Raises:
-        ValueError: the data set is empty, or `samples` is less than 1.
+        ValueError: the data set is empty, `samples` is less than 1, or the trainer has a `rollout_func` of another
+            kind than `MultiTurnRollout`.
     """
     return summarize(attempt_tasks(trainer, dataset, samples))
 
@@ -44,10 +45,16 @@ def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", 
     The attempts are shared out over the processes, and each process returns the trajectories of all.
 
     Raises:
-        ValueError: the data set is empty, or `samples` is less than 1.
+        ValueError: the data set is empty, `samples` is less than 1, or the trainer has a `rollout_func` of another
+            kind than `MultiTurnRollout`.
     """
     if samples < 1:
         raise ValueError(f"samples={samples} must be at least 1.")
+    if not hasattr(trainer.rollout_func, "attempt"):
+        raise ValueError(
+            "This trainer's rollout_func cannot attempt tasks outside of a batch; use a MultiTurnRollout, or "
+            "trainer.evaluate(dataset)."
+        )
     rows = [row for row in dataset for _ in range(samples)]
     if not rows:
         raise ValueError("The data set is empty; choose another split or wider difficulties.")

@@ -50,20 +50,21 @@ from gvpo_trl.objective import shape_advantages
 from gvpo_trl.reporting.card import PAPER, name_local_base_model
 from gvpo_trl.reporting.traces import FOLDER, TraceWriter
 from gvpo_trl.rewards import passed_tests_share
-from gvpo_trl.rollout.prefetch import Lookahead
+from gvpo_trl.rollout.prefetch import Lookahead, Prefetch
 from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
 from gvpo_trl.text import printable_values
+from gvpo_trl.training import metrics
 from gvpo_trl.training.advantages import summed_advantages, unscorable_rows
 from gvpo_trl.training.checks import (
     check_chat,
     check_datasets,
     check_eval_groups,
+    check_rollout,
     check_rows,
     check_sampling,
     failed_tokens,
 )
-from gvpo_trl.training.metrics import expected_attempts, goal_completion, group_shares, rollout_sums, shaping_sums
 from gvpo_trl.training.row_skipping import KNOWN_LOSSES, TrainingStep, fingerprint, loss_of_moving_rows
 
 logger = logging.getLogger(__name__)
@@ -113,22 +114,19 @@ class GVPOTrainer(GRPOTrainer):
             args = GVPOConfig(f"{Path(name).name or 'model'}-GVPO")
         if not isinstance(args, GVPOConfig):
             raise ValueError(f"args is a {type(args).__name__}; GVPOTrainer needs a GVPOConfig.")
-        if kwargs.get("rollout_func") is None:
-            raise ValueError("rollout_func is missing; pass MultiTurnRollout(environments).")
-        if kwargs.get("tools") or kwargs.get("environment_factory"):
-            raise ValueError("tools and environment_factory are TRL's own loop; GVPOTrainer takes rollout_func alone.")
+        check_rollout(kwargs)
         check_datasets(train_dataset, eval_dataset)
-        check_chat(model, kwargs.get("processing_class"), args, train_dataset)
+        turn_ends = check_chat(model, kwargs.get("processing_class"), args, train_dataset)
         self._call = _Call()
         self._outcomes: list[tuple[str, bool | None]] = []
         self._lookahead: Lookahead | None = None
         self._engine_context_length: int | None = None
         reward_funcs = passed_tests_share if reward_funcs is None else reward_funcs
-        temperature = args.temperature
-        if temperature == 0:  # TRL divides logits by the temperature; a greedy evaluation scores the unscaled logits
-            args.temperature = 1.0
+        temperature = args.temperature  # TRL divides logits by it; a greedy evaluation scores the unscaled logits
+        args.temperature = temperature or 1.0
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         args.temperature = temperature
+        self.eos_token_ids = list(dict.fromkeys([*self.eos_token_ids, *turn_ends]))  # any other end is a truncation
         self._loss_is_known = fingerprint(LOSS_METHODS) in KNOWN_LOSSES
         if args.skip_idle_rows and not self._loss_is_known:
             logger.warning("This TRL computes its loss in a way that gvpo_trl does not know: no row is skipped.")
@@ -181,7 +179,10 @@ class GVPOTrainer(GRPOTrainer):
             ValueError: sampling is greedy, so every trajectory of a group would have the same turns.
         """
         check_sampling(self.args)
-        return super().train(*args, **kwargs)
+        self._last_loaded_step = -1  # steps are counted anew
+        output = super().train(*args, **kwargs)
+        self._last_loaded_step = -1  # the weights of the best checkpoint may have been loaded
+        return output
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
         """Return TRL's loss, computed without the rows that cannot move the weights."""
@@ -234,7 +235,7 @@ class GVPOTrainer(GRPOTrainer):
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
         """Return the batches of one optimizer step, and tell the rollout about them and the batch after them."""
         prefetch = getattr(self.rollout_func, "prefetch", None)
-        if prefetch is None:
+        if not isinstance(prefetch, Prefetch):
             return super().get_batch_samples(epoch_iterator, num_batches, device)
         if self._lookahead is None or self._lookahead.source is not epoch_iterator:
             self._lookahead = Lookahead(epoch_iterator)
@@ -248,13 +249,12 @@ class GVPOTrainer(GRPOTrainer):
         check_eval_groups(self.args, self.num_generations_eval)
         self._outcomes.clear()
         self._metrics["eval"].clear()
+        dataset = metrics.source_dataset(dataloader)
+        if kwargs.get("description") == "Prediction" and not has_length(dataset):
+            dataloader = self.get_eval_dataloader(dataset)  # TRL prepares a stream only there
+            dataset = metrics.source_dataset(dataloader)
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        dataset, samples = dataloader.dataset, self.num_generations_eval
-        while not hasattr(dataset, "column_names") and hasattr(dataset, "dataset"):
-            dataset = dataset.dataset  # accelerate wraps a stream to shard it over the processes
-        if not has_length(dataset):  # TRL has already repeated the rows of a stream
-            samples = 1
-        goals = goal_completion(expected_attempts(self._outcomes, dataset, samples))
+        goals = metrics.goal_completion(metrics.expected_attempts(self._outcomes, dataset, self.num_generations_eval))
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in goals.items()})
         return output
 
@@ -365,7 +365,7 @@ class GVPOTrainer(GRPOTrainer):
         if in_metrics:
             times = {name: getattr(seconds, name) for name in RolloutSeconds.__slots__}
             sums = {f"rollout/{name}_seconds": (value, 1) for name, value in times.items()}
-            self._add_metrics(rollout_sums(trajectories) | sums)
+            self._add_metrics(metrics.rollout_sums(trajectories) | sums)
             if self._mode == "eval":
                 self._outcomes.extend(gather_object([(t.task_id, t.score and t.score.success) for t in trajectories]))
 
@@ -394,7 +394,7 @@ class GVPOTrainer(GRPOTrainer):
             self._metrics[self._mode][name].append(total / count if count else float("nan"))
 
     def _record_shaping(self, outcome, action_mask, failed_mask, shaped) -> None:
-        self._add_metrics(shaping_sums(outcome, action_mask, failed_mask, shaped))
+        self._add_metrics(metrics.shaping_sums(outcome, action_mask, failed_mask, shaped))
         rows = self.accelerator.gather(torch.stack([outcome, (failed_mask & (shaped != 0)).any(dim=1)], dim=1))
-        for name, share in group_shares(*rows.unbind(dim=1), self._group_size).items():
+        for name, share in metrics.group_shares(*rows.unbind(dim=1), self._group_size).items():
             self._metrics[self._mode][name].append(share)

@@ -105,6 +105,24 @@ def test_losses_with_a_ratio_per_token_are_taken(tmp_path, loss_type):
         ({"temperature": -0.5}, "temperature=-0.5 must be >= 0 and finite; 0 is greedy"),
         ({"temperature": float("inf")}, "temperature=inf must be >= 0 and finite"),
         ({"temperature": float("nan")}, "temperature=nan must be >= 0 and finite"),
+        ({"temperature": None}, "temperature=None must be >= 0"),
+        ({"temperature": "0"}, "temperature='0' must be >= 0"),
+        ({"temperature": 1e-9}, "temperature=1e-09 must be 0, which is greedy, or at least 0.01"),
+        ({"generation_kwargs": {"temperature": 0.3}}, "sets temperature=0.3.*temperature=1.0; set temperature alone"),
+        ({"generation_kwargs": '{"temperature": 0}'}, "sets temperature=0.*temperature=1.0; set temperature alone"),
+        ({"failure_penalty": None}, "failure_penalty=None must be >= 0"),
+        ({"drop_small_advantages": None}, "drop_small_advantages=None must be >= 0"),
+        ({"kv_cache_tokens": None}, "kv_cache_tokens=None must be >= 0"),
+        ({"top_p": 0.0}, "top_p=0.0 must be above 0 and at most 1"),
+        ({"top_p": 1.5}, "top_p=1.5 must be above 0 and at most 1"),
+        ({"top_k": -2}, "top_k=-2 must be a whole number above 0; 0 keeps all"),
+        ({"top_k": 1.5}, "top_k=1.5 must be a whole number"),
+        ({"min_p": 2.0}, "min_p=2.0 must be between 0 and 1"),
+        ({"generation_kwargs": {"min_p": -1}}, "min_p=-1 must be between 0 and 1"),
+        ({"generation_kwargs": {"num_beams": 2}}, "{'num_beams': 2} cannot sample turns; beams"),
+        ({"generation_kwargs": {"num_return_sequences": 2}}, "'num_return_sequences': 2.*set num_generations"),
+        ({"generation_kwargs": {"stop_strings": ["a"]}}, "'stop_strings'.*stop_after_code=True"),
+        ({"generation_kwargs": {"do_sample": False}, "use_vllm": True}, "'do_sample'.*temperature=0 is greedy"),
         ({"max_turns": 0}, "max_turns=0 must be at least 1"),
         ({"max_turn_length": 0}, "max_turn_length=0 must be at least 1"),
         ({"max_observation_length": -3}, "max_observation_length=-3 must be at least 1"),
@@ -140,10 +158,16 @@ def test_narrowed_sampling_biases_the_importance_ratio(tmp_path, option, value):
         config(tmp_path, use_vllm=True, **{option: value})
 
 
+def test_narrowed_sampling_by_generation_kwargs_is_seen(tmp_path):
+    with pytest.warns(UserWarning, match="top_k=5 narrows"):
+        config(tmp_path, use_vllm=True, generation_kwargs={"top_k": 5})
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"use_vllm": True},
+        {"use_vllm": True, "top_p": 0.9, "generation_kwargs": {"top_p": 1.0}},
         {"use_vllm": True, "top_p": 1.0, "top_k": 0, "min_p": 0.0},
         {"use_vllm": True, "top_p": None, "top_k": None, "min_p": None},
         {"use_vllm": True, "top_k": -1},

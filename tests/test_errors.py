@@ -41,6 +41,10 @@ def refuse(tmp_path, words, *, config=GVPOConfig, **arguments):
         ({"train_dataset": tasks(2).remove_columns("prompt")}, "train_dataset has no column 'prompt'"),
         ({"train_dataset": tasks(2).select([])}, "train_dataset is empty"),
         (
+            {"train_dataset": tasks(2).to_iterable_dataset().take(0), "processing_class": tiny_tokenizer()},
+            "train_dataset is empty",
+        ),
+        (
             {"train_dataset": Dataset.from_dict({"prompt": ["Do it."], "task_id": ["t_1"]})},
             "lists of messages.*'Do it.'",
         ),

@@ -81,6 +81,15 @@ def test_predict(tmp_path):
     assert trainer.predict(tasks(2)).metrics["test_tgc"] == 50.0
 
 
+@pytest.mark.parametrize("dispatch", [None, False])
+def test_predictions_of_a_stream(tmp_path, dispatch):
+    trainer = make_trainer(tmp_path, solve("t0_1"), num_generations_eval=2)
+    trainer.accelerator.dataloader_config.dispatch_batches = dispatch
+    output = trainer.predict(tasks(5).to_iterable_dataset())
+    assert output.metrics["test_tgc"] == 20.0
+    assert [trace["task_id"] for trace in read_traces(tmp_path)][:4].count("t0_1") in (0, 2), "a group has one task"
+
+
 def test_several_evaluation_sets(tmp_path):
     trainer = make_trainer(
         tmp_path,

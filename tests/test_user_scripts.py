@@ -5,9 +5,11 @@ import json
 import pytest
 
 from gvpo_trl import GVPOConfig, MultiTurnRollout
+from gvpo_trl.evaluation import evaluate
+from tests.support.templates import with_special
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from tests.support.toy import ToyEnvironment
-from tests.support.training import FAIL, LOST, ScriptedTrainer, code, finish, score_of, tasks
+from tests.support.training import FAIL, LOST, ScriptedTrainer, code, finish, make_trainer, score_of, tasks
 
 TURNS = {
     "t0_1": [[FAIL, finish(1, 1)], [finish(2, 0)]],
@@ -121,3 +123,47 @@ def turn_values(advantages, actions):
         assert not action or value == turns[-1]
         before = action
     return turns
+
+
+def test_turns_that_end_with_the_templates_token_are_not_truncated(tmp_path):
+    """The tokenizer's end-of-sequence token is another one, which the model never samples."""
+    tokenizer = with_special(tiny_tokenizer(), "<|endoftext|>")
+    tokenizer.eos_token = "<|endoftext|>"
+    script = [[finish(1, 0)], [finish(0, 1)], [FAIL, FAIL, FAIL], [finish(0, 1)]]
+    trainer = make_trainer(tmp_path, script, tokenizer=tokenizer, mask_truncated_completions=True)
+    batch = trainer.one_batch()
+    rows = (batch["completion_mask"] * batch["tool_mask"]).any(dim=1).tolist()
+    assert rows == [True, True, False, True], "only the trajectory that ran out of turns is left out"
+    assert trainer._metrics["train"]["completions/clipped_ratio"] == [0.0]
+    assert trainer.eos_token_ids[0] == tokenizer.eos_token_id
+    assert trainer.model.generation_config.eos_token_id == tokenizer.eos_token_id, "the model's own one is left alone"
+
+
+def hand_made_rollout(prompts, trainer):
+    rows = len(prompts)
+    return {
+        "prompt_ids": [[5, 6]] * rows,
+        "completion_ids": [[5, 6, 2]] * rows,
+        "logprobs": None,
+        "env_mask": [[1, 1, 1]] * rows,
+        "failed_mask": [[0, 1, 0]] * rows,
+    }
+
+
+class HandMade:
+    prefetch = True
+
+    def __call__(self, prompts, trainer):
+        return hand_made_rollout(prompts, trainer)
+
+
+@pytest.mark.parametrize("rollout", [hand_made_rollout, HandMade()], ids=["function", "object"])
+def test_a_rollout_function_of_the_users_own(tmp_path, rollout):
+    def rewards(prompts, **columns):
+        return [float(row % 2) for row in range(len(prompts))]
+
+    trainer = make_trainer(tmp_path, rollout_func=rollout, reward_funcs=rewards, max_steps=2)
+    assert trainer.train().training_loss > 0
+    assert trainer.evaluate(tasks(4))["eval_reward"] == 0.5
+    with pytest.raises(ValueError, match=r"rollout_func cannot attempt tasks.*MultiTurnRollout.*trainer\.evaluate"):
+        evaluate(trainer, tasks(4))

@@ -144,10 +144,12 @@ def can_keep_cache(model: torch.nn.Module, config: GenerationConfig) -> bool:
     """Whether a cache can be kept between turns, that is, whether every layer caches keys and values by position.
 
     If not, a warning gives the reason once. A recurrent or hybrid state cannot be cut to a length, prompt learning
-    puts its own entries in front of the cache, and a user who sets `cache_implementation` wants that cache.
+    puts its own entries in front, and a user who sets `cache_implementation` or `use_cache` wants that cache or none.
     """
     if config.cache_implementation is not None:
         reason = f"cache_implementation={config.cache_implementation!r} is set"
+    elif config.use_cache is False:
+        reason = "use_cache=False is set"
     elif getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         reason = "the adapter is one of prompt learning"
     else:

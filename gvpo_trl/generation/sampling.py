@@ -27,7 +27,7 @@ def split_warpers(config: GenerationConfig) -> tuple[GenerationConfig, list[Logi
     warpers: list[LogitsProcessor] = []
     if config.temperature not in (None, 1.0):
         warpers.append(TemperatureLogitsWarper(config.temperature))
-    if config.top_k:
+    if config.top_k and config.top_k > 0:  # vLLM's word for no limit is -1
         warpers.append(TopKLogitsWarper(config.top_k))
     if config.top_p is not None and config.top_p < 1:
         warpers.append(TopPLogitsWarper(config.top_p))
@@ -46,18 +46,22 @@ def own_settings_only(model: torch.nn.Module) -> Iterator[None]:
     trainer scores.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    own = inner.generation_config
-    asked = {name: value for name, value in own.to_diff_dict().items() if name not in _HARMLESS}
+    # An adapter's wrapper may hold a configuration of its own, which PEFT gives to the model in `generate`.
+    holders = [inner, *([model] if model is not inner and "generation_config" in vars(model) else [])]
+    own = [holder.generation_config for holder in holders]
+    asked = {name: value for config in own for name, value in config.to_diff_dict().items() if name not in _HARMLESS}
     if asked:
         listed = ", ".join(f"{name}={value!r}" for name, value in asked.items())
         logger.warning_once(
             f"The model's own generation_config is not used ({listed}): turns are sampled with the trainer's settings."
         )
-    inner.generation_config = GenerationConfig()
+    for holder in holders:
+        holder.generation_config = GenerationConfig()
     try:
         yield
     finally:
-        inner.generation_config = own
+        for holder, config in zip(holders, own, strict=True):
+            holder.generation_config = config
 
 
 _HARMLESS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "do_sample", "use_cache")

@@ -24,6 +24,8 @@ DEFAULT_DATE = datetime(2023, 5, 18, 12)
 """The date that a template writes for a task without a date. It is the date of AppWorld's worlds."""
 MAX_LOCATED_BLOCKS = 16
 """Code blocks of a turn whose tokens are located one by one. Each block costs a search, so the number is bounded."""
+THOUGHT_TAGS = ("<think>", "</think>")
+"""The tags around a thought, whose code is not run."""
 _SENTINEL = "gvpo-assistant-turn"
 _OBSERVATION = "gvpo-observation"
 _PLACEHOLDERS = [{"role": "user", "content": "."}, {"role": "assistant", "content": _SENTINEL}]
@@ -77,6 +79,10 @@ class Chat:
             self._date_formats = {single or double for single, double in _DATE_FORMAT.findall(source)}
         elif template is not None:
             self._kwargs["chat_template"] = template
+        added = tokenizer.added_tokens_decoder.items()
+        self._thought_tags = {
+            number: token.content for number, token in added if token.special and token.content in THOUGHT_TAGS
+        }
         self._controls: tuple[str, ...] = ()
         self._specials: tuple[str, ...] = ()
         self._closing, kept, self._opening = self._after_assistant(_OBSERVATION).partition(_OBSERVATION)
@@ -95,14 +101,31 @@ class Chat:
             now: the date that a template may write, a string in ISO format; `DEFAULT_DATE` for `None`.
 
         Raises:
-            ValueError: the template refuses the messages (some templates support no system message).
+            ValueError: the template refuses the messages (some templates support no system message), or it writes a
+                date and `now` is none.
         """
         mark = _new_mark()
-        shielded = [self._shielded(message, mark, message["role"]) | {"role": message["role"]} for message in messages]
+        if any(isinstance(message.get("content"), list) for message in messages) and not self._takes_parts():
+            messages = [message | {"content": _joined_parts(message.get("content"))} for message in messages]
+        roles = [message.get("role") for message in messages]
+        shielded = [
+            self._shielded(message, mark, role) | {"role": role} for message, role in zip(messages, roles, strict=True)
+        ]
         return self._joined_ids(self._render(shielded, now), mark)
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of sampled ids without control tokens. This text is never encoded again."""
+        """Return the text of sampled ids without control tokens. This text is never encoded again.
+
+        The tags of a thought stay, also where a tokenizer has them as control tokens: code in a thought is not run.
+        """
+        text, start = "", 0
+        for place, token in enumerate(ids) if self._thought_tags else ():
+            if token in self._thought_tags:
+                text += self._plain_text(ids[start:place]) + self._thought_tags[token]
+                start = place + 1
+        return text + self._plain_text(ids[start:])
+
+    def _plain_text(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def bridge(self, action_ids: Sequence[int], observation: str) -> list[int]:
@@ -207,7 +230,7 @@ class Chat:
     ) -> str:
         kwargs = self._kwargs
         if self._writes_date:  # The `strftime_now` of transformers gives the date of the host.
-            date = datetime.fromisoformat(now) if isinstance(now, str) else now or DEFAULT_DATE
+            date = _date_of(now)
             dates = {form: date.strftime(form) for form in self._date_formats} | {"": date.date().isoformat()}
             kwargs = kwargs | {"gvpo_dates": dates}
         try:
@@ -215,8 +238,16 @@ class Chat:
                 messages, add_generation_prompt=add_generation_prompt, tokenize=False, **kwargs
             )
         except Exception as error:  # A template may raise anything.
-            roles = ", ".join(message["role"] for message in messages)
+            roles = ", ".join(str(message.get("role")) for message in messages)
             raise ValueError(f"The chat template does not take the messages ({roles}): {error}") from error
+
+    def _takes_parts(self) -> bool:
+        """Whether the template reads a content that is a list of parts, which Jinja else writes as Python does."""
+        try:
+            text = self._render([{"role": "user", "content": [{"type": "text", "text": _OBSERVATION}]}])
+        except ValueError:
+            return False
+        return _OBSERVATION in text and f"'{_OBSERVATION}'" not in text
 
     def _control_strings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the strings that become control tokens, and those of them that are special tokens.
@@ -281,7 +312,16 @@ class Chat:
 
     def _joined_ids(self, text: str, mark: str) -> list[int]:
         """Return the ids of a rendered text whose marks are removed after they have split its control strings."""
-        return [token for piece in text.split(mark) for token in self._template_ids(piece)]
+        return self._ids_of_pieces(text.split(mark))
+
+    def _ids_of_pieces(self, pieces: Sequence[str]) -> list[int]:
+        """Return the ids of a text that is split inside its control strings."""
+        ids = self._template_ids(pieces[0])
+        for piece in pieces[1:]:
+            # Some tokenizers put a space before a text. A full stop takes it in place of the piece.
+            stop, more = self._template_ids("."), self._template_ids(f".{piece}")
+            ids += more[len(stop) :] if more[: len(stop)] == stop else self._template_ids(piece)
+        return ids
 
     def _template_ids(self, text: str) -> list[int]:
         """Return the ids of text that the template wrote, with its control tokens."""
@@ -289,10 +329,33 @@ class Chat:
 
     def _encode(self, text: str) -> list[int]:
         """Return the ids of text that the template did not write, without control tokens."""
-        return [token for piece in self._pieces(text, self._controls) for token in self._template_ids(piece)]
+        return self._ids_of_pieces(self._pieces(text, self._controls))
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def _date_of(now: Any) -> datetime:
+    """Return a task's date, which may come from any data set.
+
+    Raises:
+        ValueError: the value is no date.
+    """
+    if now is None or isinstance(now, datetime):
+        return now or DEFAULT_DATE
+    try:
+        return datetime.fromisoformat(str(now))
+    except ValueError:
+        raise ValueError(
+            f"The chat template writes the date, but the task's datetime {now!r} is no date in ISO format; mend the "
+            "data set's column 'datetime', or leave it out."
+        ) from None
+
+
+def _joined_parts(content: Any) -> Any:
+    """Return the text of a content whose parts are all texts; any other content stays as it is."""
+    is_text = isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content)
+    return "".join(part["text"] for part in content) if is_text else content
 
 
 def _new_mark() -> str:

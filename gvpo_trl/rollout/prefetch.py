@@ -38,7 +38,8 @@ class Prefetch:
     """
 
     def __init__(self, environment: Environment):
-        self._ask = getattr(environment, "prefetch", None)
+        ask = getattr(environment, "prefetch", None)
+        self._ask = ask if callable(ask) else None
         self._upcoming: list[list[str]] = []
         self._rolled_out: list[str] | None = None
 

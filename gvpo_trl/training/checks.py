@@ -1,12 +1,27 @@
 """Checks data sets, tokenizers, sampling settings and a rollout's rows, with errors that name the remedy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
 from gvpo_trl.rollout.chat import Chat
+
+
+def check_rollout(options: Mapping[str, Any]) -> None:
+    """Check that a rollout function alone runs the trajectories.
+
+    Args:
+        options: the trainer's keyword arguments.
+
+    Raises:
+        ValueError: `rollout_func` is missing, or TRL's own loop is asked for as well.
+    """
+    if options.get("rollout_func") is None:
+        raise ValueError("rollout_func is missing; pass MultiTurnRollout(environments).")
+    if options.get("tools") or options.get("environment_factory"):
+        raise ValueError("tools and environment_factory are TRL's own loop; GVPOTrainer takes rollout_func alone.")
 
 
 def check_datasets(train_dataset: Any, eval_dataset: Any) -> None:
@@ -39,7 +54,7 @@ def check_datasets(train_dataset: Any, eval_dataset: Any) -> None:
             )
 
 
-def check_chat(model: Any, processing_class: Any, args: Any, dataset: Any) -> None:
+def check_chat(model: Any, processing_class: Any, args: Any, dataset: Any) -> list[int]:
     """Check the tokenizer, and that the first prompt leaves room for a turn, before a model is loaded.
 
     Args:
@@ -48,25 +63,33 @@ def check_chat(model: Any, processing_class: Any, args: Any, dataset: Any) -> No
         args: a `GVPOConfig`.
         dataset: the training tasks, of which only the first prompt is measured.
 
+    Returns:
+        The ids that end a turn: the tokenizer's end-of-sequence token, and the one that the template writes.
+
     Raises:
-        ValueError: there is no usable chat template, or the prompt fills `max_context_length`.
+        ValueError: there is no usable chat template, the data set has no first row, or its prompt fills
+            `max_context_length`.
     """
     if processing_class is None:
         source = model if isinstance(model, str) else model.config._name_or_path
         if not source:
-            return  # TRL raises an error for the missing tokenizer
+            return []  # TRL raises an error for the missing tokenizer
         revision = (args.model_init_kwargs or {}).get("revision")
         processing_class = AutoTokenizer.from_pretrained(
             source, revision=revision or "main", trust_remote_code=args.trust_remote_code
         )
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     chat = Chat(tokenizer, [tokenizer.eos_token_id], template_kwargs=args.chat_template_kwargs)
-    length = len(chat.prompt_ids(next(iter(dataset))["prompt"]))
+    first = next(iter(dataset), None)
+    if first is None:  # a stream; the rows of a data set with a length have been counted before
+        raise ValueError("train_dataset is empty; choose another split or wider difficulties.")
+    length = len(chat.prompt_ids(first["prompt"]))
     if args.max_context_length is not None and length >= args.max_context_length:
         raise ValueError(
             f"max_context_length={args.max_context_length} leaves no room for a turn: the first task's prompt has "
             f"{length} tokens. Raise it, or use a shorter prompt."
         )
+    return sorted(chat.end_ids)
 
 
 def check_sampling(args: Any) -> None:
@@ -78,13 +101,19 @@ def check_sampling(args: Any) -> None:
     Raises:
         ValueError: every trajectory of a group would have the same turns.
     """
-    greedy = (args.generation_kwargs or {}).get("do_sample") is False
-    if args.temperature == 0 or greedy:
-        raise ValueError(
-            f"{'generation_kwargs={do_sample: False}' if greedy else 'temperature=0'} samples the same turns in every "
-            "trajectory of a group, so nothing can be learnt; train with a temperature above 0 (the default is 1.0) "
-            "and keep greedy sampling for evaluation."
-        )
+    extra = args.generation_kwargs or {}
+    reasons = {
+        "temperature=0": args.temperature == 0,
+        "generation_kwargs={do_sample: False}": extra.get("do_sample") is False,
+        "top_k=1": extra.get("top_k", args.top_k) == 1,
+        "min_p=1": extra.get("min_p", args.min_p) == 1,
+    }
+    for reason, is_greedy in reasons.items():
+        if is_greedy:
+            raise ValueError(
+                f"{reason} samples the same turns in every trajectory of a group, so nothing can be learnt; train "
+                "with a temperature above 0 (the default is 1.0) and keep greedy sampling for evaluation."
+            )
 
 
 def check_eval_groups(args: Any, group_size: int) -> None:

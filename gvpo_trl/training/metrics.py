@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from transformers.trainer_utils import has_length
 
 from gvpo_trl.failures import FailureKind
 from gvpo_trl.rollout.types import StopReason, Trajectory
@@ -84,6 +85,14 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
+def source_dataset(dataloader: Any) -> Any:
+    """Return the data set behind a data loader, without the wrapper in which accelerate shards a stream."""
+    dataset = dataloader.dataset
+    while not hasattr(dataset, "column_names") and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    return dataset
+
+
 def expected_attempts(
     outcomes: Iterable[tuple[str, bool | None]], dataset: Iterable[dict[str, Any]], samples: int
 ) -> list[tuple[str, bool | None]]:
@@ -92,8 +101,10 @@ def expected_attempts(
     Args:
         outcomes: (task id, whether every test passed) for each attempt.
         dataset: rows with the `task_id` of each expected attempt.
-        samples: number of expected attempts for each row.
+        samples: number of expected attempts for each row. The rows of a stream, which TRL has already repeated, count
+            once each.
     """
+    samples = samples if has_length(dataset) else 1
     left: dict[str, int] = {}
     for example in dataset:
         left[example["task_id"]] = left.get(example["task_id"], 0) + samples

@@ -5,15 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig
 
+from gvpo_trl import GVPOTrainer
 from gvpo_trl.generation.sampling import ClosedBlock
 from gvpo_trl.generation.transformers import TransformersGenerate
 from gvpo_trl.generation.vllm import EngineSource, Sampling, engine_context_length
 from gvpo_trl.rollout.types import TurnRequest
 from tests.support.tiny import tiny_model, tiny_tokenizer
-from tests.support.training import make_trainer
+from tests.support.training import ScriptedTrainer, finish, make_trainer, tasks
 
 PROMPT = [5 + (7 * n) % 200 for n in range(20)]
 REQUESTS = [TurnRequest(trajectory=row, ids=PROMPT, max_new_tokens=1) for row in range(64)]
@@ -44,6 +45,16 @@ def test_what_the_models_own_configuration_adds_is_switched_off_and_named(own, c
     assert f"{name}=" in caplog.text
 
 
+def test_a_configuration_on_an_adapters_wrapper_is_switched_off_as_well():
+    adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules="all-linear")
+    model = get_peft_model(tiny_model(tiny_tokenizer()), adapter).eval()
+    own = [GenerationConfig(min_p=0.99, do_sample=True), model.get_base_model().generation_config]
+    model.generation_config = own[0]
+    turns = TransformersGenerate(model, GenerationConfig(do_sample=True, top_k=0), [2], 0)(REQUESTS)
+    assert len({turn.ids[0] for turn in turns}) > 10
+    assert [model.generation_config, model.get_base_model().generation_config] == own
+
+
 def test_recorded_log_probabilities_are_those_of_our_distribution():
     (own_value,) = {turn.logprobs[0] for turn in sampled({"min_p": 0.99}, top_k=1)}
     assert own_value == 0.0, "only one token is left, with probability 1"
@@ -53,6 +64,18 @@ def test_recorded_log_probabilities_are_those_of_our_distribution():
         scores = model(torch.tensor([PROMPT])).logits[0, -1].log_softmax(dim=-1)
     for token, logprob in probabilities.items():
         assert logprob == pytest.approx(scores[token].item(), abs=1e-4)
+
+
+def test_without_a_cache_every_token_is_sampled_with_the_whole_history(tmp_path):
+    trainer = make_trainer(tmp_path, generation_kwargs={"use_cache": False})
+    requests = [TurnRequest(trajectory=row, ids=ids, max_new_tokens=8) for row, ids in enumerate((PROMPT, PROMPT[:9]))]
+    with trainer.generation_session() as generate:
+        turns = generate(requests)
+    for request, turn in zip(requests, turns, strict=True):
+        with torch.no_grad():
+            scores = trainer.model(torch.tensor([request.ids + turn.ids])).logits[0, len(request.ids) - 1 : -1]
+        expected = scores.log_softmax(dim=-1)[range(len(turn.ids)), turn.ids]
+        assert turn.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 def test_dropout_is_off_while_turns_are_sampled(tmp_path):
@@ -87,7 +110,20 @@ def test_temperature_zero_is_greedy_in_an_evaluation(tmp_path):
     assert torch.tensor(metrics["eval_loss"]).isfinite()
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0}, {"generation_kwargs": {"do_sample": False}}])
+def test_minus_one_is_no_limit_of_top_k_as_with_vllm():
+    assert [turn.ids for turn in sampled({}, top_k=-1)] == [turn.ids for turn in sampled({})]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0},
+        {"generation_kwargs": {"do_sample": False}},
+        {"top_k": 1},
+        {"generation_kwargs": {"top_k": 1}},
+        {"min_p": 1.0},
+    ],
+)
 def test_greedy_sampling_is_refused_in_training(tmp_path, options):
     trainer = make_trainer(tmp_path, **options)
     with pytest.raises(ValueError, match=r"same turns in every trajectory.*temperature above 0"):
@@ -144,6 +180,35 @@ def test_vllm_has_the_weights_of_now_before_the_first_request(tmp_path):
     trainer.state.global_step = 1
     trainer.generation_session()
     assert engine.synced == [1, 1]
+
+
+class Reloading(ScriptedTrainer):
+    """Notes how often vLLM had been given the weights when each rollout begins."""
+
+    def generation_session(self, end_ids=None):
+        GVPOTrainer.generation_session(self, end_ids)
+        self.__dict__.setdefault("given", []).append(len(self.vllm_generation.synced))
+        return super().generation_session(end_ids)
+
+
+def test_vllm_gets_the_weights_anew_where_the_number_of_steps_does_not_tell_that_they_changed(tmp_path):
+    """A second training counts its steps from 0 again, and the best checkpoint is loaded after the last step."""
+    trainer = make_trainer(
+        tmp_path,
+        [[finish(1, 0)], [finish(0, 1)]],
+        trainer_class=Reloading,
+        eval_dataset=tasks(1),
+        eval_strategy="steps",
+        eval_steps=1,
+        num_generations_eval=1,
+    )
+    trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, vllm_engine(), -1
+    trainer.vllm_importance_sampling_correction = False
+    trainer.train()
+    trainer.evaluate()
+    assert trainer.given == [1, 2, 3], "for a step, for the evaluation after it, and for the one after the training"
+    trainer.train()
+    assert trainer.given[3:] == [4, 5]
 
 
 class CountingDecoder:

@@ -1,14 +1,14 @@
 """Tokens that end a turn, control strings in messages, and dates that a template writes."""
 
 import re
-from datetime import datetime
+from datetime import date, datetime
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gvpo_trl.rollout.chat import DEFAULT_DATE, Chat
-from tests.support.templates import family_tokenizer, with_special
+from tests.support.templates import byte_fallback_tokenizer, family_tokenizer, with_special
 from tests.support.tiny import CHATML, tiny_tokenizer
 
 TASK = {"role": "user", "content": "Add 2 and 3."}
@@ -119,6 +119,33 @@ def test_parts_of_a_content_cannot_forge_control_tokens():
     assert tokenizer.decode(ids) == "a<|im_end|>b<|im_end|>"
 
 
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "llama3"])
+def test_parts_are_joined_for_a_template_that_knows_none(name):
+    tokenizer = family_tokenizer(name)
+    chat = Chat(tokenizer, [tokenizer.eos_token_id])
+    parts = [{"type": "text", "text": "Say <|im_end|>"}, {"type": "text", "text": " twice."}]
+    messages = [{"role": "system", "content": parts[:1]}, {"role": "user", "content": parts}]
+    plain = [message | {"content": "".join(part["text"] for part in message["content"])} for message in messages]
+    assert chat.prompt_ids(messages) == chat.prompt_ids(plain)
+
+
+def test_the_letters_of_a_control_string_have_no_space_between_them():
+    """A tokenizer like SentencePiece's puts a space before every text that it encodes."""
+    tokenizer = byte_fallback_tokenizer()
+    chat = Chat(tokenizer, [tokenizer.eos_token_id])
+    content = "a <|im_end|>b<|im_start|> c"
+    ids = chat.prompt_ids([{"role": "user", "content": content}])
+    assert tokenizer.decode(ids) == f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
+    assert ids.count(tokenizer.eos_token_id) == 1
+    assert content in tokenizer.decode(chat.bridge([], content))
+
+
+def test_a_message_without_a_role_is_an_error_that_lists_the_roles():
+    tokenizer = tiny_tokenizer()
+    with pytest.raises(ValueError, match=r"does not take the messages \(user, None\)"):
+        Chat(tokenizer, [tokenizer.eos_token_id]).prompt_ids([TASK, {"content": "x"}])
+
+
 def test_the_thought_of_an_earlier_turn_in_a_prompt_is_still_the_templates_matter():
     tokenizer = family_tokenizer("qwen3")
     chat = Chat(tokenizer, [tokenizer.eos_token_id], template_kwargs={"enable_thinking": False})
@@ -161,17 +188,28 @@ def prompt(own_template, now=None, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("now", "date"),
+    ("now", "written"),
     [
         (None, DEFAULT_DATE.strftime("%d %b %Y")),
         ("2021-03-04T05:06:07", "04 Mar 2021"),
         (datetime(1999, 12, 31), "31 Dec 1999"),
     ],
 )
-def test_a_template_writes_the_tasks_date_and_never_the_hosts(now, date):
+def test_a_template_writes_the_tasks_date_and_never_the_hosts(now, written):
     plain = prompt(CHATML)
-    assert prompt(DATED + CHATML, now) == f"Today is {date}.\n{plain}"
-    assert prompt(CHATML, now, template=DATED + CHATML) == f"Today is {date}.\n{plain}"
+    assert prompt(DATED + CHATML, now) == f"Today is {written}.\n{plain}"
+    assert prompt(CHATML, now, template=DATED + CHATML) == f"Today is {written}.\n{plain}"
+
+
+def test_a_date_may_come_without_a_time():
+    assert prompt("{{ strftime_now('%d %H') }}" + CHATML, date(2021, 3, 4)).startswith("04 00<")
+
+
+@pytest.mark.parametrize("now", ["yesterday", "", 5.5])
+def test_a_date_that_is_none_is_an_error_where_the_template_writes_one(now):
+    assert prompt(CHATML, now) == prompt(CHATML)
+    with pytest.raises(ValueError, match=rf"datetime {now!r} is no date in ISO format.*column 'datetime'"):
+        prompt(DATED + CHATML, now)
 
 
 def test_the_default_date_is_fixed():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gvpo_trl.rollout.chat import Chat
 from gvpo_trl.rollout.code import extract_code
-from tests.support.templates import byte_fallback_tokenizer, merging_tokenizer
+from tests.support.templates import byte_fallback_tokenizer, merging_tokenizer, with_special
 from tests.support.tiny import tiny_tokenizer
 
 TABLE = {
@@ -235,3 +235,15 @@ def test_token_spans_of_a_turn_with_a_control_token_in_its_middle():
     ids = tokenizer("a<|im_start|>\n```\nxy\n```", add_special_tokens=False)["input_ids"]
     ((start, end),) = chat.token_spans(ids, extract_code(chat.text(ids)))
     assert tokenizer.decode(ids[start:end]) == "xy"
+
+
+@pytest.mark.parametrize("opened", ["<think>", ""], ids=["by the model", "by the prompt"])
+def test_code_in_a_thought_is_not_run_where_its_tags_are_control_tokens(opened):
+    tokenizer = with_special(tiny_tokenizer(), "<think>", "</think>")
+    chat = Chat(tokenizer, [tokenizer.eos_token_id])
+    text = f"{opened}\n```python\nbad()\n```\n</think>\n```python\nx = 1\n```"
+    ids = tokenizer(text + "<|im_end|>", add_special_tokens=False)["input_ids"]
+    assert chat.text(ids) == text
+    code = extract_code(chat.text(ids))
+    ((start, end),) = chat.token_spans(ids, code)
+    assert (code.source, tokenizer.decode(ids[start:end])) == ("x = 1", "x = 1")

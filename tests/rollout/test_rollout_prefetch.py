@@ -96,6 +96,14 @@ def test_rows_without_tasks_and_environments_without_prefetch_are_left_alone():
     assert environment.asked == []
 
 
+def test_an_attribute_that_is_no_method_is_not_called():
+    environment = ToyEnvironment()
+    environment.prefetch = 4
+    prefetch = Prefetch(environment)
+    prefetch.expect([rows("a"), rows("b")])
+    prefetch.rolled_out(ids("a"))
+
+
 def trained(folder, **options):
     """Train for four steps, with turns that the model itself samples, and return the environment."""
     environment = Recording()

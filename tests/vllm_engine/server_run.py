@@ -44,7 +44,6 @@ def main(folder: Path, model: str, url: str) -> None:
         use_vllm=True,
         vllm_mode="server",
         vllm_server_base_url=url,
-        generation_kwargs={"temperature": 0.0},
         max_context_length=CONTEXT,
         max_turn_length=24,
         per_device_train_batch_size=2,
@@ -52,6 +51,7 @@ def main(folder: Path, model: str, url: str) -> None:
         learning_rate=0.0,
         ddp_backend="gloo",
     )
+    trainer.vllm_generation.generation_kwargs = {"temperature": 0.0}  # a GVPOConfig refuses to train like that
     rank = trainer.accelerator.process_index
     with trainer.generation_session() as turns:
         together = converse(turns, rank)
