@@ -129,3 +129,15 @@ def test_children_volunteer_for_the_oom_killer_and_hosts_do_not(small, task):
             children = Path(f"/proc/{host}/task/{host}/children").read_text().split()
             assert children and {adjustment(int(child)) for child in children} == {1000}
             assert adjustment(host) == adjustment(os.getpid())
+
+
+def test_a_text_that_fills_the_memory_is_a_failure_and_does_not_end_the_interpreter(small, task):
+    code = "room = None\nroom = __import__('mmap').mmap(-1, {} * 10**6)\nprint('a' * 10**8)"
+    with small.open(task) as episode:
+        for megabytes in range(2_500, 4_000, 50):
+            result = episode.step(code.format(megabytes))
+            assert not result.ended, result.text
+            if result.failure is not FailureKind.OUTPUT:
+                break
+        assert result.failure is FailureKind.MEMORY
+        assert episode.step("room = None\nprint(2)").text == "2\n"

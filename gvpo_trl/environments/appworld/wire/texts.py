@@ -6,14 +6,16 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def cut_output(text: str, limit: int, whole: bool = True) -> str:
+def cut_output(text: str, limit: int, whole: bool = True, length: int = 0) -> str:
     """The first `limit` characters of a text, with a last line that says how many were cut.
 
     Args:
         text: what was printed.
         limit: in characters.
         whole: whether the text had not been cut before.
+        length: characters of the whole text, if `text` is only its beginning.
     """
     if whole and len(text) <= limit:
         return text
-    return text[:limit] + f"\n[{'' if whole else 'at least '}{max(1, len(text) - limit)} characters more were cut]"
+    more = max(1, max(length, len(text)) - limit)
+    return text[:limit] + f"\n[{'' if whole else 'at least '}{more} characters more were cut]"
