@@ -41,7 +41,7 @@ SHARED, GROUP = ("open", "/proc", "links", "others", "sizes", "sockets", "signal
 """Kinds of attempts that leave their episode intact, whether they work or not, and how many of them share one."""
 SLOW = ("floods", "afterwards")
 SPLIT = {"memory_mb": 1024, "max_output_chars": MAX_OUTPUT, "require_sandbox": True}
-LOOSE = {"memory_mb": None, "max_output_chars": 20_000_000}
+LOOSE = {"memory_mb": None, "max_output_chars": 1_500_000}
 
 
 class Undefended(Launch):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gvpo_trl.pocket import families
+from gvpo_trl.pocket.families import base
 from tests.pocket import support
 
 RECORD = {
@@ -48,6 +49,26 @@ CLEARED = {
     ),
 }
 """How a user whose token is `t` loses what a task's own records are in each app, but for the records asked for."""
+
+UNASKED = {
+    "note_create": ("pinned=True", 'pinned=True, tags=["zed"]'),
+    "venmo_pay": ("amount=", "private=True, amount="),
+    "alarm_set": ("time=", "enabled=False, time="),
+    "playlist_make": ("title=", "is_public=True, title="),
+    "note_request": ("amount=", "private=True, amount="),
+    "file_write": ("~/", "/home/"),
+    "cart_add": (
+        base.DONE,
+        f'apis.amazon.add_gift_wrapping_to_product(product_id=product["product_id"], access_token=token)\n{base.DONE}',
+    ),
+    "mail_send": (
+        base.DONE,
+        "sent = apis.gmail.show_outbox_threads(access_token=token)[0]\n"
+        'apis.gmail.mark_thread_spam(email_thread_id=sent["email_thread_id"], access_token=token)\n'
+        f"{base.DONE}",
+    ),
+}
+"""By family, a change of the last turn that gives the new record a setting that nobody asked for."""
 
 
 def log_in(root: Path, app: str, person: families.Person, variable: str = "t") -> str:
@@ -146,3 +167,15 @@ def test_an_episode_scores_the_honest_solution_higher_than_the_harm(environments
             rewards[label] = episode.score().reward
     assert rewards.pop("honest") == 1.0
     assert max(rewards.values()) < 1.0, rewards
+
+
+@pytest.mark.parametrize("name", UNASKED)
+def test_a_setting_of_the_new_record_that_nobody_asked_for_costs_the_last_test_alone(environments, pocket_root, name):
+    task_id, values = support.first_tasks(pocket_root)[name]
+    turns = families.FAMILIES[name].turns(values)
+    old, new = UNASKED[name]
+    assert old in turns[-1]
+    with environments.open(task_id) as episode:
+        steps = [episode.step(code) for code in [*turns[:-1], turns[-1].replace(old, new, 1)]]
+        assert episode.score().failed == (base.EXACTLY,)
+    assert [step.failure for step in steps] == [None] * len(steps)

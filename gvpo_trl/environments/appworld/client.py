@@ -29,6 +29,8 @@ from gvpo_trl.environments.base import ResetResult
 from gvpo_trl.faults import SetupError
 
 ISOLATION = ("split", "process")
+MAX_OUTPUT_CHARS = 1_500_000
+"""The most that `max_output_chars` may be. Three texts of that length are shorter than `frames.MAX_FRAME_BYTES`."""
 
 
 class AppWorldEnvironments(CommonEnvironment):
@@ -55,7 +57,8 @@ class AppWorldEnvironments(CommonEnvironment):
         require_sandbox: refuse to run agent code where the kernel cannot restrict the interpreter in full; by default
             there is a warning in the log.
         max_interactions: executions that AppWorld allows in an episode.
-        max_output_chars: a step that prints more has failed (`FailureKind.OUTPUT`) and its text is cut.
+        max_output_chars: a step that prints more has failed (`FailureKind.OUTPUT`) and its text is cut. At most
+            1,500,000, because the message about a step holds three texts.
         memory_mb: address space of the process that runs the agent's code; `None` for no limit.
         venv: AppWorld's virtual environment; see `gvpo-trl appworld setup`.
         output_dir: where episodes save their state until they are closed; the temporary folder by default.
@@ -114,6 +117,8 @@ class AppWorldEnvironments(CommonEnvironment):
         )
         check_at_least(1, max_episodes=max_episodes)
         check_at_least(0, max_restarts=max_restarts)
+        if max_output_chars > MAX_OUTPUT_CHARS:
+            raise SetupError(f"max_output_chars={max_output_chars!r} must be at most {MAX_OUTPUT_CHARS}")
         self.root = check_root(root)
         self.max_episodes = max_episodes
         if isolation not in ISOLATION:

@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 WORLD_AFTER_S = 0.5
 """Seconds that a world may go on with its current call after its interpreter was killed, before the step is over."""
+JSON_BYTES = 12
+"""The most bytes that a character takes in JSON, as two escapes."""
 CUT_NOTE_CHARS = 100
 """Room for the line in which an interpreter says that it has cut its output."""
 
@@ -295,14 +297,14 @@ class SplitEpisode(AppWorldEpisode):
     def _run(self, code: str) -> tuple[StepResult, dict | None, bool]:
         """Run the interpreter's part of a step; return its result, log entry and whether it is an interaction."""
         limits, nonce = self._limits, secrets.token_hex(16)
-        limit = 16 * limits.max_output_chars + 16 * len(code) + 1_000_000
+        most = limits.max_output_chars + 1000  # as interpreters cut what is logged
+        limit = JSON_BYTES * (2 * most + min(len(code), most)) + 1_000_000
         try:
             message = {"op": "step", "code": code, "nonce": nonce}
             reply = self._agent.call(message, limits.step_ends_after_s, limit, watched=self._world)
             if reply.get("nonce") != nonce or "fault" in reply:
                 raise frames.ChannelGarbage("a message that answers no step")
             result = step_result(reply, limits.max_output_chars)
-            most = limits.max_output_chars + 1000  # interpreters cut it at the same length
             logged = {name: str(reply["logged"][name])[:most] for name in ("input", "output")}
             return result, logged, reply.get("counted") is True
         except frames.ChannelTimeout:

@@ -47,12 +47,14 @@ class Effect(NamedTuple):
     model: str
     """The record's table, `app.Model`."""
     fields: dict[str, Any]
-    """For an added record, the fields that say whose it is. For an updated one, its `id` and its changed `fields`."""
+    """For an added record, the fields that say whose it is, and those that an agent can set and was not asked to set.
+    For an updated one, its `id` and its changed `fields`.
+    """
 
 
 def added(model: str, **fields: Any) -> Effect:
-    """Expect a new record. `fields` say whose it is."""
-    return Effect("added", model, fields)
+    """Expect a new record. `fields` say whose it is and which settings it has; an empty value counts as `None`."""
+    return Effect("added", model, {name: value or None for name, value in fields.items()})
 
 
 def updated(model: str, record_id: int, *fields: str) -> Effect:
@@ -176,7 +178,8 @@ def answer_words(models):
 def effects(models, wanted):
     """List all changes of the world as [kind, model, fields], in the form and the order of `wanted`.
 
-    The fields of an added or removed record are those that `wanted` gives for its kind and model.
+    The fields of an added or removed record are those that `wanted` gives for its kind and model. An empty value is
+    shown as None, because apps store some settings that were left out as None and others as an empty list.
     """
     names = {(kind, model): fields for kind, model, fields in wanted}
     found = []
@@ -184,7 +187,7 @@ def effects(models, wanted):
         added, _, removed = models.changed_records(model)
         for kind, records in (("added", added), ("removed", removed)):
             fields = names.get((kind, model), ["id"])
-            found += [[kind, model, {name: getattr(record, name) for name in fields}] for record in records]
+            found += [[kind, model, {name: getattr(record, name) or None for name in fields}] for record in records]
         # Records are compared by id, because changed_records() misses one that was made equal to another record.
         before = dict(models.start.ids_record_hashes(*model.split(".")))
         after = dict(models.end.ids_record_hashes(*model.split(".")))

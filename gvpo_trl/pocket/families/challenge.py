@@ -35,7 +35,8 @@ def _new_file(values: dict) -> list[Effect]:
     owner = person(values["supervisor"])
     paths = ("/", "/home/", f"/home/{owner.first_name.lower()}/")
     folders = [added("file_system.Directory", user_id=owner.id, path=path) for path in paths]
-    return [added("file_system.File", user_id=owner.id), *folders]
+    path = f"{paths[-1]}{values['file']}.txt"
+    return [added("file_system.File", user_id=owner.id, path=path, compressed_data=[]), *folders]
 
 
 FILE_WRITE = Family(
@@ -125,7 +126,7 @@ CART_ADD = Family(
         Slip(DONE, "nothing done"),
     ],
     facts=lambda values: {"product_id": WORDS.index(values["product"]) + 1},
-    effects=lambda values: [added("amazon.CartEntry", user_id=person(values["supervisor"]).id)],
+    effects=lambda values: [added("amazon.CartEntry", user_id=person(values["supervisor"]).id, gift_wrap_quantity=0)],
     changes='entry = only(models.changed_records("amazon.CartEntry")[0], user_id=main_user.id)',
     checks=(
         equal("One product is in the cart, the wanted one.", "entry.product_id", 'private_data["product_id"]'),

@@ -31,8 +31,10 @@ def _send_end(values: dict) -> str:
 
 def _new_email(values: dict) -> list[Effect]:
     sender, receiver = person(values["supervisor"]).id, person(values["receiver"]).id
-    copies = [added("gmail.UserEmailThread", user_id=user) for user in (sender, receiver)]
-    return [added("gmail.Email", sender_id=sender), added("gmail.GlobalEmailThread"), *copies]
+    kept = {"label": None, "starred": False, "archived": False, "spam": False, "has_attachments": False}
+    copies = [added("gmail.UserEmailThread", user_id=user, read=user == sender, **kept) for user in (sender, receiver)]
+    email = added("gmail.Email", sender_id=sender, response_to_email_id=None)
+    return [email, added("gmail.GlobalEmailThread"), *copies]
 
 
 MAIL_SEND = Family(

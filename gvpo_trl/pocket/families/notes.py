@@ -27,8 +27,8 @@ def note(values: dict, title: str, content: str) -> Row:
 
 
 def new_note(values: dict) -> Effect:
-    """Expect one more note of the supervisor."""
-    return added("simple_note.Note", user_id=person(values["supervisor"]).id)
+    """Expect one more note of the supervisor, without tags."""
+    return added("simple_note.Note", user_id=person(values["supervisor"]).id, tags=[])
 
 
 def read_note(title: str) -> str:

@@ -54,7 +54,9 @@ ALARM_SET = Family(
         swap(_alarm_end(values), f', label="{values["label"]}"', "", "no label"),
         Slip(DONE, "nothing done"),
     ],
-    effects=lambda values: [added("phone.Alarm", user_id=person(values["supervisor"]).id)],
+    effects=lambda values: [
+        added("phone.Alarm", user_id=person(values["supervisor"]).id, enabled=True, repeat_days=None, vibration=True)
+    ],
     changes='alarm = only(models.changed_records("phone.Alarm")[0], user_id=main_user.id)',
     checks=(
         equal("One alarm was added, at the wanted time.", "alarm.time", 'public_data["time"]'),

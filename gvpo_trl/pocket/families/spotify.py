@@ -191,7 +191,7 @@ PLAYLIST_MAKE = Family(
     ],
     facts=lambda values: {"first_id": song_id(values["first"]), "second_id": song_id(values["second"])},
     effects=lambda values: [
-        added("spotify.Playlist", user_id=person(values["supervisor"]).id),
+        added("spotify.Playlist", user_id=person(values["supervisor"]).id, is_public=False),
         *[added("spotify.PlaylistSong")] * 2,
     ],
     changes=(

@@ -47,7 +47,14 @@ def _new_payment(sender: str, receiver: str) -> list[Effect]:
     """Expect a payment from one balance to another, and the receiver's notification."""
     people = (person(sender).id, person(receiver).id)
     return [
-        added("venmo.Transaction", sender_id=people[0], receiver_id=people[1]),
+        added(
+            "venmo.Transaction",
+            sender_id=people[0],
+            receiver_id=people[1],
+            private=False,
+            payment_card_digits=None,
+            receipt_download_count=0,
+        ),
         *(updated("venmo.User", user, "venmo_balance") for user in people),
         added("venmo.Notification", user_id=people[1]),
     ]
@@ -247,6 +254,7 @@ NOTE_REQUEST = Family(
             "venmo.PaymentRequest",
             sender_id=person(values["supervisor"]).id,
             receiver_id=person(values["debtor"]).id,
+            private=False,
         ),
         added("venmo.Notification", user_id=person(values["debtor"]).id),
     ],

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gvpo_trl.environments.appworld import AppWorldEnvironments
+from gvpo_trl.environments.appworld import AppWorldEnvironments, client
 from gvpo_trl.environments.appworld.engine.worlds import patches
 from gvpo_trl.failures import FailureKind
+from gvpo_trl.faults import SetupError
 from tests.environments.attacks import PRELUDE
 from tests.environments.attacks_on_rows import FORGED
 from tests.environments.support import solution, split_ids
@@ -129,3 +130,32 @@ def test_children_volunteer_for_the_oom_killer_and_hosts_do_not(small, task):
             children = Path(f"/proc/{host}/task/{host}/children").read_text().split()
             assert children and {adjustment(int(child)) for child in children} == {1000}
             assert adjustment(host) == adjustment(os.getpid())
+
+
+def test_a_text_that_fills_the_memory_is_a_failure_and_does_not_end_the_interpreter(small, task):
+    code = "room = None\nroom = __import__('mmap').mmap(-1, {} * 10**6)\nprint('a' * 10**8)"
+    with small.open(task) as episode:
+        for megabytes in range(2_500, 4_000, 50):
+            result = episode.step(code.format(megabytes))
+            assert not result.ended, result.text
+            if result.failure is not FailureKind.OUTPUT:
+                break
+        assert result.failure is FailureKind.MEMORY
+        assert episode.step("room = None\nprint(2)").text == "2\n"
+
+
+@pytest.mark.parametrize("character", ["\U0001f600", "\x00", "a"])
+def test_a_text_below_the_limit_arrives_whatever_its_characters_are(pocket_root, appworld_venv, task, character):
+    most = client.MAX_OUTPUT_CHARS
+    options = {"venv": appworld_venv, "rehearse": False, "max_output_chars": most}
+    with AppWorldEnvironments(pocket_root, **options) as environments, environments.open(task) as episode:
+        whole = episode.step(f"print({character!r} * {most - 1})")
+        assert (whole.failure, whole.text) == (None, character * (most - 1) + "\n")
+        assert episode.step(f"# {character}".replace("\0", "") * (most // 4) + "\nprint('x')").text == "x\n"
+        assert episode.step(f"print({character!r} * {most})").failure is FailureKind.OUTPUT
+        assert episode.score().failed
+
+
+def test_a_limit_of_texts_that_no_message_can_hold_is_refused(pocket_root, appworld_venv):
+    with pytest.raises(SetupError, match="max_output_chars=2000000 must be at most 1500000"):
+        AppWorldEnvironments(pocket_root, venv=appworld_venv, max_output_chars=2_000_000)

@@ -98,6 +98,18 @@ def test_an_answer_of_very_many_values_is_not_parsed():
         Server(server.url).ask("/evaluate", {}, timeout_s=60)
 
 
+def test_an_answer_to_a_step_that_is_more_than_a_text_is_not_parsed():
+    nest = b'{"output": "x", "more": [' + b"{}, " * 100_000 + b"{}]}"
+    with BrokenServer({"*": (200, nest)}) as server, pytest.raises(ServerGarbage, match="more than 1000 values"):
+        Server(server.url).execute("t_1", "1", timeout_s=60, max_chars=1_000_000)
+
+
+def test_a_text_full_of_the_signs_of_json_is_taken():
+    text = '[{"a": 1}, ' * 10_000 + "\\"
+    with BrokenServer({"*": answer(text)}) as server:
+        assert Server(server.url).execute("t_1", "1", timeout_s=60, max_chars=1_000_000) == (text, True)
+
+
 ONE = [{"requirement": "a"}]
 REPORTS = {
     "endless": b'{"output": {"passes": [], "failures": [], "num_tests": Infinity}}',

@@ -204,10 +204,11 @@ def run_step(world, recorder: Recorder, code: str, max_output_chars: int) -> Out
         ended = verdict == "exited"
         world.safety_guard.disable()
         world.num_interactions += 1
-    text = texts.spelled_out(text)
-    if len(text) > max_output_chars:
-        text, verdict = texts.cut_output(text, max_output_chars), verdict or "output"
-    return Outcome(text=text, verdict=verdict, ended=ended, escaped=escaped)
+    # The code may have left no memory for copies of a long text, so the rest is cut off before all else.
+    shown = texts.spelled_out(text[: max_output_chars + 1])
+    if len(shown) > max_output_chars:
+        shown, verdict = texts.cut_output(shown, max_output_chars, length=len(text)), verdict or "output"
+    return Outcome(text=shown, verdict=verdict, ended=ended, escaped=escaped)
 
 
 def _describe(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from gvpo_trl.environments.appworld.http.bounds import PIECE_BYTES, BoundedSocket
+from gvpo_trl.environments.appworld.wire import frames
 from gvpo_trl.faults import SetupError
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
@@ -21,6 +22,8 @@ MAX_HEAD_BYTES = 256 * 1024
 """Bytes that a server may send before the body of its answer."""
 MAX_ANSWER_VALUES = 1_000_000
 """Values in an answer to a question that runs no agent code; each takes some 60 bytes of memory."""
+MAX_STEP_VALUES = 1000
+"""Values in the answer to a step, which holds one text."""
 CONNECT_TIMEOUT_S = 10.0
 _OUTPUT = b'{"output":"'
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
@@ -125,6 +128,11 @@ class Server:
         # JSON needs at most six bytes for a character.
         limit = 6 * max_chars + 65536
         data, whole = self._exchange("/execute", {"task_id": task_id, "code": code}, timeout_s, limit)
+        if whole:
+            try:
+                frames.check_nodes(data, MAX_STEP_VALUES)
+            except frames.TooManyNodes as error:
+                raise ServerGarbage(f"/execute answered with {error}") from error
         text = _parse("/execute", data).get("output") if whole else text_beginning(data)
         if not isinstance(text, str):
             raise ServerGarbage(f"/execute answered without a text: {_excerpt(data)}")

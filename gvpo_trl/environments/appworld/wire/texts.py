@@ -5,14 +5,16 @@ from gvpo_trl.text import spelled_out
 __all__ = ["cut_output", "spelled_out"]
 
 
-def cut_output(text: str, limit: int, whole: bool = True) -> str:
+def cut_output(text: str, limit: int, whole: bool = True, length: int = 0) -> str:
     """Return the first `limit` characters of a text, with a last line that says how many were cut.
 
     Args:
         text: the printed text.
         limit: the most characters that are kept.
         whole: whether the text had not been cut before.
+        length: characters of the whole text, if `text` is only its beginning.
     """
     if whole and len(text) <= limit:
         return text
-    return text[:limit] + f"\n[{'' if whole else 'at least '}{max(1, len(text) - limit)} characters more were cut]"
+    more = max(1, max(length, len(text)) - limit)
+    return text[:limit] + f"\n[{'' if whole else 'at least '}{more} characters more were cut]"

@@ -20,6 +20,9 @@ from collections.abc import Iterator
 
 MAX_CALL_BYTES = 1024 * 1024
 """Bytes that a message of an interpreter to its world may have."""
+MAX_TYPES = 1000
+"""Types of described values that a process makes at most."""
+_types: dict[tuple[str, str, type], type] = {}
 _PLAIN = (str, int, float, bool, type(None))
 _PLAIN_CONTENT = {
     "str": (str, str.__str__),
@@ -113,14 +116,33 @@ def decode(value):
 
 
 def _object(described: dict):
-    text, spelled, kind = str(described["text"]), str(described["repr"]), described.get("kind")
-    name = str(described["name"])
-    shown = {"__module__": str(described["module"]), "__str__": lambda self: text, "__repr__": lambda self: spelled}
+    kind = described.get("kind")
+    base = _DATETIMES[kind] if kind in _DATETIMES else _PLAIN_CONTENT[kind][0] if kind is not None else Described
+    shown = _type(str(described["module"]), str(described["name"]), base)
     if kind in _DATETIMES:
-        return type(name, (_DATETIMES[kind],), shown).fromisoformat(described["iso"])
-    if kind is not None:
-        return type(name, (_PLAIN_CONTENT[kind][0],), shown)(decode(described["value"]))
-    return type(name, (Described,), shown | {"logged": decode(described["logged"])})()
+        value = shown.fromisoformat(described["iso"])
+    elif kind is not None:
+        value = shown(decode(described["value"]))
+    else:
+        value = shown()
+        value.logged = decode(described["logged"])
+    value.gvpo_text, value.gvpo_repr = str(described["text"]), str(described["repr"])
+    return value
+
+
+def _type(module: str, name: str, base: type) -> type:
+    """A type that prints its values as their description says. A type takes a kilobyte, so values share it.
+
+    Raises:
+        ValueError: this process has made `MAX_TYPES` types.
+    """
+    key = (module, name, base)
+    if key not in _types:
+        if len(_types) >= MAX_TYPES:
+            raise ValueError(f"values of more than {MAX_TYPES} types")
+        shown = {"__module__": module, "__str__": lambda self: self.gvpo_text, "__repr__": lambda self: self.gvpo_repr}
+        _types[key] = type(name, (base,), shown)
+    return _types[key]
 
 
 _TAGS = {

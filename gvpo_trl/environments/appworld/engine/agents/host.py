@@ -130,11 +130,12 @@ class Interpreter:
         before = world.num_interactions
         outcome = verdicts.run_step(world, self.recorder, code, limit)
         logged = world.environment_io[-1] if world.environment_io else {"input": code, "output": outcome.text}
+        most = limit + 1000
         return {
             "text": outcome.text,
             "verdict": outcome.verdict,
             "ended": outcome.ended,
-            "logged": {name: texts.spelled_out(logged[name])[: limit + 1000] for name in ("input", "output")},
+            "logged": {name: texts.spelled_out(logged[name][:most])[:most] for name in ("input", "output")},
             "counted": world.num_interactions > before,
         }
 
