@@ -91,7 +91,7 @@ def ours(mode, pocket_root, appworld_venv):
         with (tight if script.tight else wide).open(task_id) as episode:
             texts = [episode.step(code).text for code in codes_of(script, pocket_root)]
             score = episode.score()
-            folder = episode._output / "tasks" / task_id
+            folder = episode.output / "tasks" / task_id
             files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
         return Seen(texts, files, list(score.passed), list(score.failed))
 
