@@ -1,5 +1,6 @@
 """Values on the way between two processes: descriptions of objects that cannot travel."""
 
+import copy
 import datetime
 
 import pytest
@@ -26,6 +27,7 @@ def test_described_values_keep_their_text_their_content_and_the_name_of_their_ty
     price, received, *things = values.decode(values.encode(sent))
     assert (price, str(price), type(price).__name__) == (3, "three", "Price")
     assert isinstance(received, datetime.datetime) and received == moment and str(received) == str(moment)
+    assert str(copy.deepcopy(received)) == str(moment) and repr(copy.copy(received)) == repr(moment)
     assert [repr(thing) for thing in things] == ["<a>", "<b>"]
     assert [thing.logged for thing in things] == [{"name": "a"}, {"name": "b"}]
 

@@ -119,19 +119,29 @@ def _object(described: dict):
     kind = described.get("kind")
     base = _DATETIMES[kind] if kind in _DATETIMES else _PLAIN_CONTENT[kind][0] if kind is not None else Described
     shown = _type(str(described["module"]), str(described["name"]), base)
+    texts = str(described["text"]), str(described["repr"])
     if kind in _DATETIMES:
-        value = shown.fromisoformat(described["iso"])
-    elif kind is not None:
-        value = shown(decode(described["value"]))
-    else:
-        value = shown()
+        return _moment(shown, described["iso"], *texts)
+    value = shown(decode(described["value"])) if kind is not None else shown()
+    if kind is None:
         value.logged = decode(described["logged"])
-    value.gvpo_text, value.gvpo_repr = str(described["text"]), str(described["repr"])
+    value.gvpo_text, value.gvpo_repr = texts
     return value
 
 
+def _moment(shown: type, iso: str, text: str, spelled: str):
+    """Return a date or time that prints as described. Copies of it are made here as well, and keep their texts."""
+    value = shown.fromisoformat(iso)
+    value.gvpo_text, value.gvpo_repr = text, spelled
+    return value
+
+
+def _copied(value, protocol) -> tuple:
+    return _moment, (type(value), value.isoformat(), value.gvpo_text, value.gvpo_repr)
+
+
 def _type(module: str, name: str, base: type) -> type:
-    """A type that prints its values as their description says. A type takes a kilobyte, so values share it.
+    """Return a type that prints its values as their description says. A type takes a kilobyte, so values share it.
 
     Raises:
         ValueError: this process has made `MAX_TYPES` types.
@@ -141,6 +151,8 @@ def _type(module: str, name: str, base: type) -> type:
         if len(_types) >= MAX_TYPES:
             raise ValueError(f"values of more than {MAX_TYPES} types")
         shown = {"__module__": module, "__str__": lambda self: self.gvpo_text, "__repr__": lambda self: self.gvpo_repr}
+        if base in _DATETIMES.values():  # their own way of copying drops attributes
+            shown["__reduce_ex__"] = _copied
         _types[key] = type(name, (base,), shown)
     return _types[key]
 
