@@ -37,6 +37,7 @@ class ScriptArguments:
             Refuse to run if the kernel cannot restrict the interpreter in full.
         appworld_urls (`list[str]`, *optional*):
             Addresses of running AppWorld environment servers, which replace the local processes.
+            The processes of a distributed run share them out, so there must be at least one for each process.
         step_timeout_s (`float`, defaults to `30.0`):
             Seconds that one execution of the agent's code may take.
         observation_template (`str`, *optional*):
