@@ -109,12 +109,8 @@ def test_an_interpreter_killed_between_steps_is_not_the_agents_fault(own, task):
 
 
 GARBAGE = """
-os, write = __import__('posix'), __import__('ctypes').CDLL(None).write
+write = __import__('ctypes').CDLL(None).write
 for fd in range(3, 64):
-    try:
-        os.fstat(fd)
-    except OSError:
-        continue
     write(fd, b'\\xff\\xff\\xff\\xff garbage', 12)
 """
 
