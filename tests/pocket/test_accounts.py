@@ -52,13 +52,13 @@ for address in {addresses!r}:
         apis.{app}.signup(first_name="A", last_name="B", {field}=address, password="mine-alone")
         print("signed up", address)
     except Exception as error:
-        print("refused" if "already" in str(error) else error)
+        print("refused" if "status code is 4" in str(error) else error)
     for password in ("mine-alone", "{PUBLISHED_PASSWORD}"):
         try:
             apis.{app}.login(username=address, password=password)
             print("logged in", address)
         except Exception as error:
-            print("refused" if "401" in str(error) else error)
+            print("refused" if "status code is 4" in str(error) else error)
 """
     with environments.open(support.task_ids(pocket_root, "train")[0]) as episode:
         assert episode.step(code).text.split() == ["refused"] * 3 * len(addresses)
