@@ -55,6 +55,12 @@ def test_a_configuration_on_an_adapters_wrapper_is_switched_off_as_well():
     assert [model.generation_config, model.get_base_model().generation_config] == own
 
 
+def test_settings_that_change_nothing_are_not_worth_a_warning(caplog):
+    logging.Logger.warning_once.cache_clear()
+    sampled({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0})
+    assert "generation_config" not in caplog.text
+
+
 def test_recorded_log_probabilities_are_those_of_our_distribution():
     (own_value,) = {turn.logprobs[0] for turn in sampled({"min_p": 0.99}, top_k=1)}
     assert own_value == 0.0, "only one token is left, with probability 1"
