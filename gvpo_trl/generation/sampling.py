@@ -50,7 +50,7 @@ def own_settings_only(model: torch.nn.Module) -> Iterator[None]:
     holders = [inner, *([model] if model is not inner and "generation_config" in vars(model) else [])]
     own = [holder.generation_config for holder in holders]
     settings = [setting for config in own for setting in config.to_diff_dict().items()]
-    asked = {name: value for name, value in settings if name not in _HARMLESS and value != _OFF.get(name)}
+    asked = {name: value for name, value in settings if name not in _HARMLESS and value != _OFF.get(name, False)}
     if asked:
         listed = ", ".join(f"{name}={value!r}" for name, value in asked.items())
         logger.warning_once(
@@ -67,7 +67,15 @@ def own_settings_only(model: torch.nn.Module) -> Iterator[None]:
 
 _OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Values with which a setting changes nothing."""
-_HARMLESS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "do_sample", "use_cache")
+_HARMLESS = (
+    "_from_model_config",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "transformers_version",
+    "do_sample",
+    "use_cache",
+)
 """Settings that the trainer's configuration always replaces, or that do not change the distribution."""
 
 
