@@ -80,3 +80,12 @@ def test_warnings_turned_into_errors_change_no_kind(episode):
         ("print(1)", None),
     ]:
         assert episode.step(code).failure == kind, code
+
+
+def test_replaced_builtins_break_the_agents_code_alone(episode):
+    names = ("sum", "sorted", "print")
+    lines = ["builtins = __import__('builtins')", "def broken(*args, **kwargs):", "    raise RuntimeError('patched')"]
+    assert episode.step("\n".join(lines + [f"builtins.{name} = broken" for name in names])).failure is None
+    for code, kind in [("x = 1", None), ("sum([1])", K.RUNTIME), ("apis.api_docs.show_app_descriptions()", None)]:
+        result = episode.step(code)
+        assert (result.failure, result.ended) == (kind, False), f"{code!r}: {result}"
