@@ -55,7 +55,7 @@ def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", 
             "This trainer's rollout_func cannot attempt tasks outside of a batch; use a MultiTurnRollout, or "
             "trainer.evaluate(dataset)."
         )
-    rows = [row for row in dataset for _ in range(samples)]
+    rows = list(enumerate(row for row in dataset for _ in range(samples)))
     if not rows:
         raise ValueError("The data set is empty; choose another split or wider difficulties.")
     was_training = trainer.model.training
@@ -63,11 +63,12 @@ def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", 
     try:
         with trainer.accelerator.split_between_processes(rows) as mine:
             trajectories = trainer.rollout_func.attempt(
-                [row["task_id"] for row in mine],
-                [row["prompt"] for row in mine],
+                [row["task_id"] for _, row in mine],
+                [row["prompt"] for _, row in mine],
                 trainer.rollout_context(),
-                dates=[row.get("datetime") for row in mine],
+                dates=[row.get("datetime") for _, row in mine],
                 in_metrics=False,
+                first_row=mine[0][0] if mine else 0,
             )
     finally:
         trainer.model.train(was_training)

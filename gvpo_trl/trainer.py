@@ -52,6 +52,7 @@ from gvpo_trl.reporting.traces import FOLDER, TraceWriter
 from gvpo_trl.rewards import passed_tests_share
 from gvpo_trl.rollout.prefetch import Lookahead, Prefetch
 from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds
+from gvpo_trl.rollout.streams import Streams
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
 from gvpo_trl.text import printable_values
 from gvpo_trl.training import metrics
@@ -120,6 +121,7 @@ class GVPOTrainer(GRPOTrainer):
         self._call = _Call()
         self._outcomes: list[tuple[str, bool | None]] = []
         self._lookahead: Lookahead | None = None
+        self._rollouts: tuple[Any, int] = (None, 0)  # mode and step of the last rollout, and how many it had before
         self._engine_context_length: int | None = None
         reward_funcs = passed_tests_share if reward_funcs is None else reward_funcs
         temperature = args.temperature  # TRL divides logits by it; a greedy evaluation scores the unscaled logits
@@ -289,9 +291,17 @@ class GVPOTrainer(GRPOTrainer):
             no_code_is_failure=args.no_code_is_failure,
             failure_span=args.failure_span,
             mask_truncated_completions=args.mask_truncated_completions,
+            streams=self._next_streams(),
             generation_session=self.generation_session,
             record=self._record_rollout,
         )
+
+    def _next_streams(self) -> Streams:
+        """Return the seeds of the next rollout, which differ from those of every other rollout of the run."""
+        place = (self._mode, self.state.global_step)
+        self._rollouts = (place, self._rollouts[1] + 1 if self._rollouts[0] == place else 0)
+        first_row = self.accelerator.process_index * len(self._call.rows)
+        return Streams((self.args.seed, *place, self._rollouts[1]), first_row)
 
     def _context_length(self) -> int | None:
         """Return how many tokens prompt and trajectory may have together, or `None` where nothing limits them."""
@@ -320,7 +330,6 @@ class GVPOTrainer(GRPOTrainer):
                     engine=self.vllm_generation,
                     end_ids=end_ids,
                     greedy=self.args.temperature == 0,
-                    step=self.state.global_step,
                     process=accelerator.process_index,
                     local_process=accelerator.local_process_index,
                     processes=accelerator.num_processes,
@@ -354,6 +363,7 @@ class GVPOTrainer(GRPOTrainer):
                 gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
             ) as model,
             torch.no_grad(),
+            self.accelerator.autocast(),  # PEFT's `generate` and TRL's forwards would otherwise differ in precision
             self._dist.summon_full_params(self.model_wrapped, recurse=False),
         ):
             yield model

@@ -1,7 +1,7 @@
 """Sampling with transformers: the distribution, the recorded log-probabilities, and the end of a turn."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,6 +98,37 @@ def inference_mode(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+class OwnStreams(LogitsProcessor):
+    """Samples each row's token with the row's own random numbers; `generate` then takes the only token that is left.
+
+    Token number t of a row is the first one whose cumulated probability exceeds the row's uniform number t. The other
+    rows of the batch play no part, except for rounding: another batch size may change the last bits of the logits, and
+    with them a token whose number lies within these bits of the border between two tokens.
+
+    Args:
+        seeds: (B,) the seed of each row.
+        length: the most tokens of a turn.
+        device: the device of the scores.
+    """
+
+    def __init__(self, seeds: Sequence[int], length: int, device: torch.device):
+        numbers = [
+            torch.rand(length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in seeds
+        ]
+        self._numbers = torch.stack(numbers, dim=1).float().to(device)  # (T, B)
+        self._position = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores (B, vocabulary) that leave one token to each row."""
+        cumulated = scores.float().softmax(dim=-1).cumsum(dim=-1)
+        borders = self._numbers[self._position].unsqueeze(1) * cumulated[:, -1:]
+        tokens = torch.searchsorted(cumulated, borders, right=True)
+        # A number that was rounded up to 1 lies behind every token; the most likely one then stands for it.
+        tokens = torch.where(tokens < scores.shape[1], tokens, scores.argmax(dim=-1, keepdim=True))
+        self._position += 1
+        return torch.full_like(scores, float("-inf")).scatter_(1, tokens, 0.0)
 
 
 FREE_LOOKS = 16

@@ -24,6 +24,8 @@ from gvpo_trl.generation.ranks import Ranks
 from gvpo_trl.generation.sampling import (
     ClosedBlock,
     LogprobRecorder,
+    OwnStreams,
+    greedy,
     inference_mode,
     length_to_closed_block,
     own_settings_only,
@@ -107,7 +109,9 @@ class TransformersGenerate:
         self._tokenizer = stop_after_code
         keeps = kv_cache_tokens > 0 and can_keep_cache(model, config)
         self.kept = KeptStates(kv_cache_tokens) if keeps else None
-        self._config, self._warpers = split_warpers(config)
+        self._samples = bool(config.do_sample)
+        config, self._warpers = split_warpers(config)
+        self._config = greedy(config)  # the tokens are drawn by `OwnStreams`
         self._config.eos_token_id, self._config.pad_token_id = list(end_ids), pad_id
         self._ranks = Ranks(next(model.parameters()).device, together=equal_forwards)
 
@@ -136,7 +140,7 @@ class TransformersGenerate:
             attention_mask=mask,
             generation_config=config,
             cache=self.kept.assemble(requests, longest - fresh, fresh, config.max_new_tokens) if self.kept else None,
-            logits_processor=LogitsProcessorList([*self._warpers, recorder]),
+            logits_processor=LogitsProcessorList([*self._warpers, recorder, *self._draws(requests, config)]),
             stopping_criteria=self._stopping(longest),
         )
         sampled = output.sequences[:, longest:]
@@ -161,6 +165,13 @@ class TransformersGenerate:
             config = copy.copy(self._config)
             config.max_new_tokens = 1
             self._generate(**self._idle_inputs(), generation_config=config)
+
+    def _draws(self, requests: Sequence[TurnRequest], config: GenerationConfig) -> list[OwnStreams]:
+        """Return what draws the tokens; nothing if sampling is greedy."""
+        if not self._samples:
+            return []
+        seeds = [torch.randint(2**31, ()).item() if r.seed is None else r.seed for r in requests]
+        return [OwnStreams(seeds, config.max_new_tokens, self._ranks.device)]
 
     def _generate(self, **options: Any) -> Any:
         with own_settings_only(self.model):

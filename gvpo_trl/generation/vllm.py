@@ -9,7 +9,6 @@ The engine, its settings and the weight sync, which empties the prefix cache, be
 answer as if every process had the same number of rows. Trajectories of different lengths leave different numbers.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -37,8 +36,6 @@ class EngineSource:
     """Ids that end a turn."""
     greedy: bool
     """Whether to take the most likely token each time, whatever TRL's temperature is."""
-    step: int
-    """Number of optimizer steps so far; each request's seed depends on it."""
     process: int
     """Index of this process among all."""
     local_process: int
@@ -137,20 +134,16 @@ class Sampling:
         # A template may end a turn with another token than the model's end-of-sequence token.
         stops = {*source.end_ids, *(self._settings.get("stop_token_ids") or ())}
         self._settings["stop_token_ids"] = sorted(stops)
-        self._place = (source.step, source.process)
-        if engine.mode == "colocate" and engine.tensor_parallel_size > 1:
-            self._place = (source.step, source.process // engine.tensor_parallel_size)
 
     def __call__(self, request: TurnRequest) -> dict[str, Any]:
         """Return keyword arguments for vLLM's `SamplingParams`.
 
-        With the same `seed` in all requests, every trajectory of a group would have the same turns. Each request
-        therefore gets a seed of its own, which does not depend on the order of the requests.
+        With one `seed` in all requests, every trajectory of a group would have the same turns. So a seed of the user's
+        only changes the requests' own seeds.
         """
         settings = self._settings | {"max_tokens": min(request.max_new_tokens, self._settings["max_tokens"])}
-        if settings.get("seed") is not None:
-            key = repr((settings["seed"], *self._place, request.trajectory, len(request.ids)))
-            settings["seed"] = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big")
+        if request.seed is not None and settings["temperature"] > 0:
+            settings["seed"] = request.seed ^ (settings.get("seed") or 0)
         return settings
 
 

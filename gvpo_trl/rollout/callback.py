@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gvpo_trl.environments.base import Environment
@@ -108,6 +109,7 @@ class MultiTurnRollout:
         *,
         dates: Sequence[str | None] | None = None,
         in_metrics: bool = True,
+        first_row: int | None = None,
     ) -> list[Trajectory]:
         """Attempt each task once with the trainer's current model, write the traces, and return the trajectories.
 
@@ -117,6 +119,8 @@ class MultiTurnRollout:
             context: what the trainer provides (`GVPOTrainer.rollout_context()`).
             dates: (B,) each task's date and time in ISO format, for templates that write today's date.
             in_metrics: whether the trajectories count in the metrics of the trainer's next log.
+            first_row: the number of the first task among the tasks of all processes, which the seeds of its turns
+                depend on; by default the context's.
         """
         chat = Chat(
             context.tokenizer,
@@ -124,7 +128,8 @@ class MultiTurnRollout:
             template=context.chat_template,
             template_kwargs=context.chat_template_kwargs,
         )
-        loop = RolloutLoop(self.environments, chat, self.budgets(context))
+        streams = context.streams if first_row is None else replace(context.streams, first_row=first_row)
+        loop = RolloutLoop(self.environments, chat, self.budgets(context), streams)
         started = time.perf_counter()
         with context.generation_session(sorted(chat.end_ids)) as generate:
             trajectories = loop.run(task_ids, prompts, generate, dates)

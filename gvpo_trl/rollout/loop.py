@@ -27,6 +27,7 @@ from gvpo_trl.faults import EnvironmentFault, EnvironmentsExhausted, GenerationF
 from gvpo_trl.rollout.chat import Chat
 from gvpo_trl.rollout.clock import Clock
 from gvpo_trl.rollout.code import extract_code
+from gvpo_trl.rollout.streams import Streams
 from gvpo_trl.rollout.types import Generate, Step, StopReason, StreamingGenerate, Trajectory, Turn, TurnRequest
 from gvpo_trl.text import spelled_out
 
@@ -83,13 +84,23 @@ class _Attempt:
     requested_at: float = 0.0
     """The value of `perf_counter` when the turn was requested."""
     stepping: Future[StepResult] | None = None
-    step_deadline: float = 0.0
-    """The value of `perf_counter` after which a round does not wait for the step."""
+    step_started: float = 0.0
+    """The value of `perf_counter` when the step was handed to its thread."""
+    opened_at: float = 0.0
+    """The value of `perf_counter` when the world was open."""
     scoring: Future[Score] | None = None
     score: Score | None = None
     pending: Step | None = None
     """The step whose code is running; its observation is not known yet."""
     stop: StopReason | None = None
+
+    def step_deadline(self, straggler_s: float) -> float:
+        """Return the value of `perf_counter` after which a round does not wait for the step.
+
+        A step waits for its world first, and that wait does not count.
+        """
+        is_open = self.opening is not None and self.opening.done()
+        return max(self.step_started, self.opened_at) + straggler_s if is_open else float("inf")
 
     @property
     def needs_turn(self) -> bool:
@@ -111,12 +122,14 @@ class RolloutLoop:
         environment: opens episodes; at most `max_episodes` attempts are live at once.
         chat: the tokenizer's chat template.
         budgets: the limits of a trajectory.
+        streams: the seeds of the turns; without it the generator chooses them.
     """
 
-    def __init__(self, environment: Environment, chat: Chat, budgets: Budgets):
+    def __init__(self, environment: Environment, chat: Chat, budgets: Budgets, streams: Streams | None = None):
         self.environment = environment
         self.chat = chat
         self.budgets = budgets
+        self.streams = streams
         self.clock = Clock()
         self._pool: ThreadPoolExecutor
 
@@ -172,10 +185,15 @@ class RolloutLoop:
     def _request_turn(self, attempt: _Attempt, stream: StreamingGenerate) -> None:
         """Request the attempt's next turn, and open its world if it has none."""
         if attempt.opening is None:
-            attempt.opening = self._pool.submit(self._open, attempt.task_id)
+            attempt.opening = self._pool.submit(self._open, attempt)
         attempt.requested_at = time.perf_counter()
         attempt.sampling = stream.submit(
-            TurnRequest(trajectory=attempt.row, ids=attempt.ids, max_new_tokens=self._turn_length(attempt))
+            TurnRequest(
+                trajectory=attempt.row,
+                ids=attempt.ids,
+                max_new_tokens=self._turn_length(attempt),
+                seed=self.streams.seed(attempt.row, len(attempt.steps)) if self.streams else None,
+            )
         )
 
     def _start_steps(self, live: list[_Attempt]) -> None:
@@ -210,7 +228,7 @@ class RolloutLoop:
         )
         attempt.ids = attempt.ids + turn.ids
         attempt.stepping = self._pool.submit(self._step, attempt.opening, attempt.pending.code)
-        attempt.step_deadline = time.perf_counter() + self.budgets.straggler_s
+        attempt.step_started = time.perf_counter()
 
     def _collect(self, live: list[_Attempt], busy: bool, in_rounds: bool) -> None:
         """Take in the steps and scores that are done.
@@ -227,11 +245,14 @@ class RolloutLoop:
         wait([*sampling, *stepping, *scoring], timeout=0 if busy else None, return_when=FIRST_COMPLETED)
         enough = max(1, len(live) // 2) if self.budgets.overlap else len(stepping)
         while in_rounds and sum(future.done() for future in stepping) < enough:
-            now = time.perf_counter()
-            left = {f: a.step_deadline - now for f, a in stepping.items() if not f.done() and a.step_deadline > now}
+            now, late = time.perf_counter(), self.budgets.straggler_s
+            left = {f: a.step_deadline(late) - now for f, a in stepping.items() if not f.done()}
+            left = {future: seconds for future, seconds in left.items() if seconds > 0}
             if not left:
                 break
-            wait(left, timeout=max(left.values()), return_when=FIRST_COMPLETED)
+            opening = [stepping[future].opening for future, seconds in left.items() if seconds == float("inf")]
+            deadlines = [seconds for seconds in left.values() if seconds < float("inf")]
+            wait([*left, *opening], timeout=max(deadlines, default=None), return_when=FIRST_COMPLETED)
         for future, attempt in stepping.items():
             if future.done():
                 self._end_step(attempt, future)
@@ -312,9 +333,11 @@ class RolloutLoop:
 
     # The following methods run in the threads of the pool.
 
-    def _open(self, task_id: str) -> Episode:
+    def _open(self, attempt: _Attempt) -> Episode:
         with self.clock.running("environment"):
-            return self.environment.open(task_id)
+            episode = self.environment.open(attempt.task_id)
+        attempt.opened_at = time.perf_counter()
+        return episode
 
     def _step(self, opening: Future[Episode], code: str | None) -> StepResult:
         with self.clock.running("reset"):

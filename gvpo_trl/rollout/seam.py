@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gvpo_trl.rollout.streams import Streams
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
 
 
@@ -54,6 +55,8 @@ class RolloutContext:
     """Which tokens of a failed step are marked as failed: those of the whole "turn" or only those of the "code"."""
     mask_truncated_completions: bool
     """Whether a trajectory that a budget ended is left out of the loss."""
+    streams: Streams
+    """The seeds of the turns."""
     generation_session: Callable[[Sequence[int]], AbstractContextManager[Generate | StreamingGenerate]]
     """Opens a generator for one rollout. Its argument is the list of ids that end a turn."""
     record: Callable[[list[Trajectory], RolloutSeconds, bool], None]

@@ -75,6 +75,8 @@ class TurnRequest:
     """(n,) the ids so far: the prompt, and each turn with the bridge behind it."""
     max_new_tokens: int
     """The token budget of this turn, at least 1."""
+    seed: int | None = None
+    """The seed that the turn is sampled with; `None` leaves it to the generator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -161,7 +161,7 @@ def vllm_engine(**changes):
 
 
 def test_temperature_zero_reaches_vllm():
-    place = {"step": 0, "process": 0, "local_process": 0, "processes": 1}
+    place = {"process": 0, "local_process": 0, "processes": 1}
     sampling = Sampling(EngineSource(engine=vllm_engine(), end_ids=[2], greedy=True, **place))
     assert sampling(REQUESTS[0])["temperature"] == 0.0
 

@@ -68,7 +68,7 @@ def vllm_names(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", inner)
 
 
-def make_source(engine=None, client=None, *, step=3, rank=0, processes=1, **changes):
+def make_source(engine=None, client=None, *, rank=0, processes=1, **changes):
     values = {
         "mode": "colocate" if client is None else "server",
         "llm": SimpleNamespace(llm_engine=engine or CountingEngine()),
@@ -89,15 +89,14 @@ def make_source(engine=None, client=None, *, step=3, rank=0, processes=1, **chan
         engine=SimpleNamespace(**(values | changes)),
         end_ids=[END],
         greedy=False,
-        step=step,
         process=rank,
         local_process=rank,
         processes=processes,
     )
 
 
-def request(trajectory, ids, max_new_tokens=4):
-    return TurnRequest(trajectory=trajectory, ids=ids, max_new_tokens=max_new_tokens)
+def request(trajectory, ids, max_new_tokens=4, seed=None):
+    return TurnRequest(trajectory=trajectory, ids=ids, max_new_tokens=max_new_tokens, seed=seed)
 
 
 # The colocated engine
@@ -233,14 +232,13 @@ def test_a_users_own_budget_and_stop_tokens_are_kept():
     assert settings(request(0, [1], 9)) | {"max_tokens": 5, "stop_token_ids": [3, END]} == settings(request(0, [1], 9))
 
 
-def test_each_request_gets_a_seed_that_does_not_depend_on_the_order():
-    def seed(trajectory=0, length=1, **place):
-        return Sampling(make_source(generation_kwargs={"seed": 5}, **place))(request(trajectory, [1] * length))["seed"]
+def test_each_request_is_sampled_with_its_own_seed():
+    def seed(given, **options):
+        return Sampling(make_source(**options))(request(0, [1], seed=given)).get("seed")
 
-    seeds = [seed(), seed(trajectory=1), seed(length=2), seed(step=4), seed(rank=1)]
-    assert len(set(seeds)) == len(seeds)
-    assert seed() == seeds[0]
-    assert "seed" not in Sampling(make_source())(request(0, [1]))
+    assert (seed(7), seed(8), seed(None)) == (7, 8, None)
+    user = {"generation_kwargs": {"seed": 5}}
+    assert len({seed(7, **user), seed(8, **user), 7, 8}) == 4, "a seed of the user's changes every request's"
 
 
 # The server

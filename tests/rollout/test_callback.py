@@ -8,6 +8,7 @@ import pytest
 from gvpo_trl import GVPOConfig, MultiTurnRollout
 from gvpo_trl.faults import EpisodeFault
 from gvpo_trl.rollout.seam import RolloutContext
+from gvpo_trl.rollout.streams import Streams
 from gvpo_trl.rollout.types import StopReason, Turn
 from tests.support.tiny import tiny_tokenizer
 from tests.support.toy import Scripted, ToyEnvironment
@@ -34,6 +35,7 @@ def context(**changes):
         "no_code_is_failure": True,
         "failure_span": "turn",
         "mask_truncated_completions": False,
+        "streams": Streams((0,)),
         "generation_session": None,
         "record": None,
     }
