@@ -1,7 +1,7 @@
 """`GVPOConfig`: the options that TRL's `GRPOConfig` lacks or for which GVPO has another default."""
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from trl import GRPOConfig
@@ -180,6 +180,22 @@ class GVPOConfig(GRPOConfig):
                 "them: set log_completions=False and use gvpo-trl view.",
                 stacklevel=3,
             )
+
+    @classmethod
+    def from_grpo(cls, args: GRPOConfig) -> "GVPOConfig":
+        """Return TRL's configuration with GVPO's own options at their defaults. Every value of TRL's stays as it is.
+
+        Raises:
+            ValueError: an option of TRL's works with one advantage per trajectory only.
+        """
+        config = object.__new__(cls)
+        for option in fields(cls):
+            if not hasattr(args, option.name):
+                has_factory = option.default is MISSING
+                setattr(config, option.name, option.default_factory() if has_factory else option.default)
+        vars(config).update(vars(args))
+        config._check_objective()
+        return config
 
     def _places_of_completions(self) -> list[str]:
         """List where TRL sends the tables of completions, besides this machine."""

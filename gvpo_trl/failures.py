@@ -24,6 +24,10 @@ class FailureKind(StrEnum):
     """The code ended its own interpreter (`os._exit`, `KeyboardInterrupt`), which ends the episode as well."""
     NO_CODE = "no_code"
     """The turn held no code to run."""
+    UNKNOWN_TOOL = "unknown_tool"
+    """The turn called a tool that does not exist."""
+    INVALID_ARGUMENTS = "invalid_arguments"
+    """The turn called a tool with arguments that do not parse or do not fit."""
 
 
 def classify_step(*, code: str | None, verdict: str | None, no_code_is_failure: bool = True) -> FailureKind | None:

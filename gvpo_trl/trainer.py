@@ -1,9 +1,9 @@
 """`GVPOTrainer`: TRL's `GRPOTrainer` with advantages that differ per step.
 
-The method is in `objective.py`; this module wires it into TRL. The table lists the nine hooks, which are the methods
+The method is in `objective.py`; this module wires it into TRL. The table lists the ten hooks, which are the methods
 of TRL and transformers that the trainer overrides. It says whether each is public, why it is overridden, and which
 test of `tests/test_trl_contract.py` pins it. `test_nothing_of_trls_is_hidden_by_accident` makes sure that there is no
-tenth.
+eleventh.
 
     __init__                           public    checks arguments before a model is loaded, sets defaults
                                                  test_the_overridden_methods_have_these_signatures
@@ -13,6 +13,8 @@ tenth.
                                                  test_the_loss_takes_one_advantage_per_token
     _generate                          private   gives rewards and logs the conversation, not one long message
                                                  test_a_whole_completion_is_one_message_and_tables_take_conversations
+    _tool_call_loop                    private   wraps the tools of TRL's own loop, to record which turns failed
+                                                 test_the_overridden_methods_have_these_signatures
     _calculate_rewards                 private   leaves unscorable rows out, keeps rewards to find ties
                                                  test_advantages_are_the_difference_to_the_mean
     _compute_loss                      private   leaves out rows that cannot move the weights
@@ -38,7 +40,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from transformers.trainer_utils import has_length
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
 from gvpo_trl.config import GVPOConfig
@@ -67,6 +69,7 @@ from gvpo_trl.training.checks import (
     failed_tokens,
 )
 from gvpo_trl.training.row_skipping import KNOWN_LOSSES, TrainingStep, fingerprint, loss_of_moving_rows
+from gvpo_trl.training.tool_calls import LoopResult, ToolVerdict, ToolWatch
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +85,8 @@ class _Call:
     """(B,) the data set's rows of the batch; TRL passes only their prompts to the rollout."""
     rewards: torch.Tensor | None = None
     """(B over all ranks, reward functions) unweighted rewards, NaN where a function gave none."""
+    watch: ToolWatch | None = None
+    """The verdicts of TRL's own tool loop, which runs the trajectories where there is no `rollout_func`."""
 
 
 class GVPOTrainer(GRPOTrainer):
@@ -91,15 +96,21 @@ class GVPOTrainer(GRPOTrainer):
 
     Args:
         args (`GVPOConfig`, *optional*):
-            Configuration. The default has an output directory named after the model.
+            Configuration. The default has an output directory named after the model. A `GRPOConfig` keeps all of
+            its values, and GVPO's own options have their defaults.
         train_dataset ([`~datasets.Dataset`]):
-            Rows with a conversation in `prompt` and a `task_id`, as `load_tasks` makes them.
+            Rows with a conversation in `prompt` and, for a `rollout_func`, a `task_id`, as `load_tasks` makes them.
         reward_funcs (*optional*):
             Reward functions with TRL's signature, for example from `gvpo_trl.rewards`. The default is the share of
             passed tests.
         rollout_func (`MultiTurnRollout`):
             Runs the trajectories. Any other function will do if it returns `env_mask` and `failed_mask` beside what
-            TRL asks for.
+            TRL asks for. Without it, `tools` or `environment_factory` run TRL's own tool loop.
+        tool_verdict (*optional*):
+            For tools that report a failure as data: a function of a tool's name, arguments and result that returns
+            `None`, `True` or a `FailureKind`.
+        tool_faults (*optional*):
+            Exception classes of tools that mean that the machinery broke: such a row is unscorable and never shaped.
 
     Raises:
         ValueError: an argument is missing or contradicts another one; raised before a model is loaded.
@@ -109,21 +120,36 @@ class GVPOTrainer(GRPOTrainer):
     _name = "GVPO"
     _paper = PAPER
 
-    def __init__(self, model, reward_funcs=None, args=None, train_dataset=None, eval_dataset=None, **kwargs):
+    def __init__(
+        self,
+        model,
+        reward_funcs=None,
+        args=None,
+        train_dataset=None,
+        eval_dataset=None,
+        *,
+        tool_verdict: ToolVerdict | None = None,
+        tool_faults: tuple[type[Exception], ...] = (),
+        **kwargs,
+    ):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = GVPOConfig(f"{Path(name).name or 'model'}-GVPO")
-        if not isinstance(args, GVPOConfig):
+        if not isinstance(args, GRPOConfig):
             raise ValueError(f"args is a {type(args).__name__}; GVPOTrainer needs a GVPOConfig.")
-        check_rollout(kwargs)
-        check_datasets(train_dataset, eval_dataset)
-        turn_ends = check_chat(model, kwargs.get("processing_class"), args, train_dataset)
+        args = args if isinstance(args, GVPOConfig) else GVPOConfig.from_grpo(args)
+        has_tools = check_rollout(kwargs, args.failure_span, hooks=(tool_verdict, tool_faults))
+        check_datasets(
+            train_dataset, eval_dataset, environment_factory=kwargs.get("environment_factory"), tools=has_tools
+        )
+        turn_ends = [] if has_tools else check_chat(model, kwargs.get("processing_class"), args, train_dataset)
+        self._tool_hooks = {"verdict": tool_verdict, "faults": tuple(tool_faults)}
         self._call = _Call()
         self._outcomes: list[tuple[str, bool | None]] = []
         self._lookahead: Lookahead | None = None
         self._rollouts: tuple[Any, int] = (None, 0)  # mode and step of the last rollout, and how many it had before
         self._engine_context_length: int | None = None
-        reward_funcs = passed_tests_share if reward_funcs is None else reward_funcs
+        reward_funcs = passed_tests_share if reward_funcs is None and not has_tools else reward_funcs
         temperature = args.temperature  # TRL divides logits by it; a greedy evaluation scores the unscaled logits
         args.temperature = temperature or 1.0
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
@@ -141,7 +167,8 @@ class GVPOTrainer(GRPOTrainer):
         self._call = _Call(rows=inputs)
         batch = super()._generate_and_score_completions(inputs)
         action_mask = batch["completion_mask"] * batch["tool_mask"]  # (B, T)
-        failed_mask = failed_tokens(inputs, action_mask)  # (B, T)
+        watch = self._call.watch
+        failed_mask = failed_tokens(watch.failed_rows() if watch else inputs, action_mask)  # (B, T)
         outcome = self._outcome_advantages(batch["advantages"], self._call.rewards)  # (B,), NaN where unscorable
         shaped = shape_advantages(
             outcome, action_mask, failed_mask, penalty=self.args.failure_penalty, mode=self.args.shaping
@@ -149,6 +176,8 @@ class GVPOTrainer(GRPOTrainer):
         small = (outcome.abs() < self.args.drop_small_advantages) & ~failed_mask.any(dim=1)
         batch["advantages"] = shaped.masked_fill(small.unsqueeze(1), 0.0)
         self._record_shaping(outcome, action_mask, failed_mask, batch["advantages"])
+        if watch is not None:
+            self._record_rollout(watch.rewarded(self._rewards_of_this_rank(len(inputs))), None, in_metrics=True)
         if self.log_completions:
             self._escape_logged_texts()
         return batch
@@ -212,12 +241,16 @@ class GVPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
         """Return TRL's (B over all ranks, functions) rewards, NaN for unscorable rows, and keep them to find ties."""
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        unscorable = self.accelerator.gather(unscorable_rows(inputs).to(rewards.device))
+        watch = self._call.watch
+        lost = torch.tensor(watch.unscorable) if watch else unscorable_rows(inputs)
+        unscorable = self.accelerator.gather(lost.to(rewards.device))
         self._call.rewards = rewards.masked_fill(unscorable.unsqueeze(1), torch.nan)
         return self._call.rewards
 
     def _generate(self, prompts: list) -> tuple:
         """Run TRL's rollout, and return each row's conversation in place of TRL's one long message."""
+        if self.rollout_func is None:
+            return super()._generate(prompts)
         tokenizer, parsers = self._tokenizer, {}
         for name in ("response_template", "response_schema"):  # TRL would parse all turns as one response
             if getattr(tokenizer, name, None) is not None:
@@ -233,6 +266,22 @@ class GVPOTrainer(GRPOTrainer):
             empty = [{"role": "assistant", "content": ""}]  # TRL's tables need a message
             completions = [trajectory.completion_messages or empty for trajectory in extra["trajectory"]]
         return (*head, completions, logprobs, extra, images, tool_images)
+
+    def _tool_call_loop(self, prompts, prompt_ids, completion_ids, completions, *args) -> tuple:
+        """Run TRL's loop over watched tools."""
+        self._call.watch = watch = ToolWatch(prompts, completions, **self._tool_hooks)
+        self._sync_tool_dicts = watch.wrap(self._sync_tool_dicts)
+        self._async_tool_dicts = watch.wrap(self._async_tool_dicts)
+        output = super()._tool_call_loop(prompts, prompt_ids, completion_ids, completions, *args)
+        tool_mask, _, ids, logprobs, *_ = output
+        watch.finish(
+            LoopResult(prompt_ids=prompt_ids, completion_ids=ids, tool_mask=tool_mask, logprobs=logprobs),
+            tokenizer=self._tokenizer,
+            end_ids=self.eos_token_ids,
+            task_ids=[row.get("task_id") for row in self._call.rows],
+            iterations=self.max_tool_calling_iterations,
+        )
+        return output
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
         """Return the batches of one optimizer step, and tell the rollout about them and the batch after them."""
@@ -256,6 +305,8 @@ class GVPOTrainer(GRPOTrainer):
             dataloader = self.get_eval_dataloader(dataset)  # TRL prepares a stream only there
             dataset = metrics.source_dataset(dataloader)
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if self.rollout_func is None:
+            return output
         goals = metrics.goal_completion(metrics.expected_attempts(self._outcomes, dataset, self.num_generations_eval))
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in goals.items()})
         return output
@@ -368,11 +419,21 @@ class GVPOTrainer(GRPOTrainer):
         ):
             yield model
 
-    def _record_rollout(self, trajectories: list[Trajectory], seconds: RolloutSeconds, in_metrics: bool) -> None:
+    def _rewards_of_this_rank(self, rows: int) -> list[float | None]:
+        """Return the weighted reward of each of this rank's rows, `None` where no function gave one."""
+        mine = self._call.rewards[self.accelerator.process_index * rows :][:rows]
+        totals = (mine * self.reward_weights.to(mine)).nansum(dim=1).masked_fill(mine.isnan().all(dim=1), torch.nan)
+        return [None if total != total else total for total in totals.tolist()]
+
+    def _record_rollout(
+        self, trajectories: list[Trajectory], seconds: RolloutSeconds | None, in_metrics: bool
+    ) -> None:
         """Write a rollout's traces, and add it to the metrics and to the outcomes of an evaluation."""
         if self.args.log_trajectories:
             self._traces.write(trajectories, step=self.state.global_step, mode=self._mode)
-        if in_metrics:
+        if in_metrics and seconds is None:
+            self._add_metrics(metrics.rollout_sums(trajectories, has_scores=False))
+        elif in_metrics:
             times = {name: getattr(seconds, name) for name in RolloutSeconds.__slots__}
             sums = {f"rollout/{name}_seconds": (value, 1) for name, value in times.items()}
             self._add_metrics(metrics.rollout_sums(trajectories) | sums)

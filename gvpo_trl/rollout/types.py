@@ -124,7 +124,9 @@ class Trajectory:
     steps: list[Step] = field(repr=False)
     stop: StopReason
     score: Score | None
-    """The unit tests' results; `None` for an unscorable trajectory."""
+    """The unit tests' results; `None` where there are none."""
+    given_reward: float | None = None
+    """The weighted sum of the reward functions, for a trajectory of TRL's tool loop, which has no unit tests."""
     reset_s: float = 0.0
     """Seconds that the world took to open."""
     score_s: float = 0.0
@@ -136,8 +138,8 @@ class Trajectory:
 
     @property
     def reward(self) -> float | None:
-        """The share of passed tests, `None` for an unscorable trajectory."""
-        return None if self.score is None else self.score.reward
+        """The share of passed tests, or the given reward; `None` for an unscorable trajectory."""
+        return self.given_reward if self.score is None else self.score.reward
 
     @property
     def completion_messages(self) -> list[dict[str, str]]:

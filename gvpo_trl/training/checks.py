@@ -9,46 +9,75 @@ from transformers import AutoTokenizer
 from gvpo_trl.rollout.chat import Chat
 
 
-def check_rollout(options: Mapping[str, Any]) -> None:
-    """Check that a rollout function alone runs the trajectories.
+def check_rollout(options: Mapping[str, Any], failure_span: str, hooks: Sequence[Any] = ()) -> bool:
+    """Check that either a rollout function or TRL's own tool loop runs the trajectories.
 
     Args:
         options: the trainer's keyword arguments.
+        failure_span: the tokens of a failed step that are shaped.
+        hooks: the trainer's hooks for tools, false where the user gave none.
+
+    Returns:
+        Whether TRL's own loop runs them.
 
     Raises:
-        ValueError: `rollout_func` is missing, or TRL's own loop is asked for as well.
+        ValueError: nothing runs the trajectories, or two things do, or an option needs the other one.
     """
-    if options.get("rollout_func") is None:
-        raise ValueError("rollout_func is missing; pass MultiTurnRollout(environments).")
-    if options.get("tools") or options.get("environment_factory"):
-        raise ValueError("tools and environment_factory are TRL's own loop; GVPOTrainer takes rollout_func alone.")
+    has_tools = bool(options.get("tools") or options.get("environment_factory"))
+    if options.get("rollout_func") is None and not has_tools:
+        raise ValueError(
+            "rollout_func is missing; pass MultiTurnRollout(environments), or tools or environment_factory for TRL's "
+            "own tool loop."
+        )
+    if options.get("rollout_func") is not None and has_tools:
+        raise ValueError("tools and environment_factory run TRL's own loop; pass these or rollout_func, not both.")
+    if has_tools and failure_span != "turn":
+        raise ValueError(
+            f"failure_span={failure_span!r} needs turns with fenced code; with tools only 'turn' is possible."
+        )
+    if not has_tools and any(hooks):
+        raise ValueError("tool_verdict and tool_faults are about tools; pass tools or environment_factory as well.")
+    return has_tools
 
 
-def check_datasets(train_dataset: Any, eval_dataset: Any) -> None:
+def check_datasets(
+    train_dataset: Any, eval_dataset: Any, *, tools: bool = False, environment_factory: Any = None
+) -> None:
     """Check that the data sets hold what a rollout needs, before a model is loaded.
 
+    Args:
+        train_dataset: the training tasks.
+        eval_dataset: a data set, a dictionary of them, or `None`.
+        tools: whether TRL's own loop runs the trajectories, which needs no `task_id`.
+        environment_factory: TRL's environments, which may bring their own prompts and even their own data.
+
     Raises:
-        ValueError: a data set has no rows, no `prompt` or no `task_id`, or its prompts are not conversations.
+        ValueError: a data set has no rows or lacks a column, or its prompts are not conversations.
     """
+    columns = () if environment_factory else ("prompt",) if tools else ("prompt", "task_id")
+    if train_dataset is None and environment_factory:
+        return
     if train_dataset is None:
         raise ValueError("train_dataset is missing; pass one with 'prompt' and 'task_id', as load_tasks makes it.")
     evals = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
     for name, dataset in (("train_dataset", train_dataset), *(("eval_dataset", each) for each in evals)):
-        columns = getattr(dataset, "column_names", None)
-        if columns is None:
+        present = getattr(dataset, "column_names", None)
+        if present is None:
             continue
-        for column in ("prompt", "task_id"):
-            if column not in columns:
+        for column in columns:
+            if column not in present:
                 raise ValueError(
-                    f"{name} has no column {column!r} (it has {', '.join(columns)}); make it with "
+                    f"{name} has no column {column!r} (it has {', '.join(present)}); make it with "
                     "load_tasks, or add it."
                 )
         if not hasattr(dataset, "__len__"):  # the rollout checks the rows of a stream as they come
             continue
         if len(dataset) == 0:
             raise ValueError(f"{name} is empty; choose another split or wider difficulties.")
-        prompt = dataset[0]["prompt"]
-        if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], dict) and "role" in prompt[0]):
+        prompt = dataset[0].get("prompt")
+        if "prompt" in present and not (
+            isinstance(prompt, list) and prompt and isinstance(prompt[0], dict) and "role" in prompt[0]
+        ):
             raise ValueError(
                 f"{name}'s column 'prompt' must hold lists of messages with 'role' and 'content', not {prompt!r}."
             )

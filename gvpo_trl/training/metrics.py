@@ -11,10 +11,14 @@ from gvpo_trl.failures import FailureKind
 from gvpo_trl.rollout.types import StopReason, Trajectory
 
 
-def rollout_sums(trajectories: Sequence[Trajectory]) -> dict[str, tuple[float, float]]:
+def rollout_sums(trajectories: Sequence[Trajectory], *, has_scores: bool = True) -> dict[str, tuple[float, float]]:
     """Return (sum, count) for each metric name; the metric is their ratio.
 
     Every batch has the same keys in the same order, so the sums of all ranks can be added in one reduction.
+
+    Args:
+        trajectories: the trajectories of this rank.
+        has_scores: whether unit tests score trajectories, as an environment's do and TRL's tool loop does not.
     """
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     rows = len(trajectories)
@@ -22,7 +26,7 @@ def rollout_sums(trajectories: Sequence[Trajectory]) -> dict[str, tuple[float, f
         "steps/failed": (sum(step.failure is not None for step in steps), len(steps)),
         "steps/docs_lookup": (sum(step.looked_at_docs for step in steps), len(steps)),
         "rollout/turns": (len(steps), rows),
-        "rollout/unscorable": (sum(trajectory.score is None for trajectory in trajectories), rows),
+        "rollout/unscorable": (sum(trajectory.reward is None for trajectory in trajectories), rows),
         "rollout/retries": (sum(trajectory.retries for trajectory in trajectories), rows),
         "rollout/task_goal_completion": (
             sum(trajectory.score is not None and trajectory.score.success for trajectory in trajectories),
@@ -33,6 +37,8 @@ def rollout_sums(trajectories: Sequence[Trajectory]) -> dict[str, tuple[float, f
         sums[f"steps/failed/{kind}"] = (sum(step.failure is kind for step in steps), len(steps))
     for reason in StopReason:
         sums[f"stop/{reason}"] = (sum(trajectory.stop is reason for trajectory in trajectories), rows)
+    if not has_scores:
+        del sums["rollout/task_goal_completion"]
     return sums
 
 
