@@ -53,7 +53,6 @@ from gvpo_trl.rewards import passed_tests_share
 from gvpo_trl.rollout.prefetch import Lookahead, Prefetch
 from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
-from gvpo_trl.text import printable_values
 from gvpo_trl.training import metrics
 from gvpo_trl.training.advantages import summed_advantages, unscorable_rows
 from gvpo_trl.training.checks import (
@@ -65,6 +64,8 @@ from gvpo_trl.training.checks import (
     check_sampling,
     failed_tokens,
 )
+from gvpo_trl.training.completions import complete_table
+from gvpo_trl.training.predictions import Predictions
 from gvpo_trl.training.row_skipping import KNOWN_LOSSES, TrainingStep, fingerprint, loss_of_moving_rows
 
 logger = logging.getLogger(__name__)
@@ -120,6 +121,7 @@ class GVPOTrainer(GRPOTrainer):
         self._call = _Call()
         self._outcomes: list[tuple[str, bool | None]] = []
         self._lookahead: Lookahead | None = None
+        self._predictions: Predictions | None = None
         self._engine_context_length: int | None = None
         reward_funcs = passed_tests_share if reward_funcs is None else reward_funcs
         temperature = args.temperature  # TRL divides logits by it; a greedy evaluation scores the unscaled logits
@@ -148,7 +150,7 @@ class GVPOTrainer(GRPOTrainer):
         batch["advantages"] = shaped.masked_fill(small.unsqueeze(1), 0.0)
         self._record_shaping(outcome, action_mask, failed_mask, batch["advantages"])
         if self.log_completions:
-            self._escape_logged_texts()
+            complete_table(self._logs, inputs, batch["advantages"], action_mask, failed_mask)
         return batch
 
     def _outcome_advantages(self, trl_advantages: torch.Tensor, rewards_per_func: torch.Tensor) -> torch.Tensor:
@@ -212,6 +214,9 @@ class GVPOTrainer(GRPOTrainer):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         unscorable = self.accelerator.gather(unscorable_rows(inputs).to(rewards.device))
         self._call.rewards = rewards.masked_fill(unscorable.unsqueeze(1), torch.nan)
+        if self._predictions is not None:
+            mine = self._call.rewards[self.accelerator.process_index * len(inputs) :][: len(inputs)]
+            self._predictions.add(inputs, completions, mine, self.reward_weights, self.reward_func_names)
         return self._call.rewards
 
     def _generate(self, prompts: list) -> tuple:
@@ -245,18 +250,32 @@ class GVPOTrainer(GRPOTrainer):
         return batches, num_items
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix: str = "eval", **kwargs):
-        """Evaluate as TRL does, and add `{prefix}_tgc` and `{prefix}_sgc`, which count each task only once."""
+        """Evaluate as TRL does, give every metric the prefix, and add TGC and SGC, which count each task only once.
+
+        The output of a prediction holds one result per attempt as `predictions` (rows of the data set, samples), and
+        the rows' task ids as `label_ids`.
+        """
         check_eval_groups(self.args, self.num_generations_eval)
         self._outcomes.clear()
         self._metrics["eval"].clear()
         dataset = metrics.source_dataset(dataloader)
-        if kwargs.get("description") == "Prediction" and not has_length(dataset):
-            dataloader = self.get_eval_dataloader(dataset)  # TRL prepares a stream only there
-            dataset = metrics.source_dataset(dataloader)
-        output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if kwargs.get("description") == "Prediction":
+            self._predictions = Predictions(dataset, self.num_generations_eval)
+            if not has_length(dataset):
+                dataloader = self.get_eval_dataloader(dataset)  # TRL prepares a stream only there
+                dataset = metrics.source_dataset(dataloader)
+        try:
+            output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        finally:
+            predictions, self._predictions = self._predictions, None
         goals = metrics.goal_completion(metrics.expected_attempts(self._outcomes, dataset, self.num_generations_eval))
-        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in goals.items()})
-        return output
+        figures = metrics.means(self._metrics["eval"]) | goals
+        self._metrics["eval"].clear()  # TRL's `log` would add them once more, under the prefix "eval" alone
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in figures.items()})
+        if predictions is None:
+            return output
+        results, task_ids = predictions.in_order()
+        return output._replace(predictions=results, label_ids=task_ids)
 
     def create_model_card(self, *args, **kwargs) -> None:
         """Write TRL's model card, and name a base model that is a local folder, for which TRL writes `None`."""
@@ -370,13 +389,6 @@ class GVPOTrainer(GRPOTrainer):
                 self._outcomes.extend(gather_object([(t.task_id, t.score and t.score.success) for t in trajectories]))
 
     # Bookkeeping
-
-    def _escape_logged_texts(self) -> None:
-        """Spell out control characters in TRL's table of completions, so that no terminal obeys an agent's text."""
-        for logged in (self._logs["prompt"], self._logs["completion"], *self._logs["extra"].values()):
-            texts = [printable_values(entry) for entry in logged]
-            logged.clear()
-            logged.extend(texts)
 
     @property
     def _mode(self) -> str:

@@ -70,7 +70,7 @@ RULES = {
     "pocket": rule(libraries=APPWORLD),
     # These modules import the libraries of models and figures, and the last two of them TRL.
     "generation": rule(*CORE, "rollout", libraries={*MODEL, "vllm"}),
-    "training": rule(*CORE, "objective", "rollout", libraries=MODEL),
+    "training": rule(*CORE, "objective", "rollout", libraries={*MODEL, "numpy"}),
     "reporting": rule(*CORE, "rollout", "text", libraries={"matplotlib"}),
     "config": rule("objective", libraries={"trl"}),
     "trainer": rule(

@@ -1,7 +1,8 @@
 """Metrics of trajectories and advantages, as sums that can be added over ranks and batches."""
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +35,12 @@ def rollout_sums(trajectories: Sequence[Trajectory]) -> dict[str, tuple[float, f
     for reason in StopReason:
         sums[f"stop/{reason}"] = (sum(trajectory.stop is reason for trajectory in trajectories), rows)
     return sums
+
+
+def means(values: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
+    """Return the mean of each metric's values of all batches, leaving out NaN; `None` for a metric of NaN alone."""
+    numbers = {name: [value for value in batches if not math.isnan(value)] for name, batches in values.items()}
+    return {name: sum(batches) / len(batches) if batches else None for name, batches in numbers.items()}
 
 
 def scenario_of(task_id: str) -> str:
