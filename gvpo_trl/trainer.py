@@ -1,9 +1,9 @@
 """`GVPOTrainer`: TRL's `GRPOTrainer` with advantages that differ per step.
 
-The method is in `objective.py`; this module wires it into TRL. The table lists the nine hooks, which are the methods
+The method is in `objective.py`; this module wires it into TRL. The table lists the ten hooks, which are the methods
 of TRL and transformers that the trainer overrides. It says whether each is public, why it is overridden, and which
 test of `tests/test_trl_contract.py` pins it. `test_nothing_of_trls_is_hidden_by_accident` makes sure that there is no
-tenth.
+eleventh.
 
     __init__                           public    checks arguments before a model is loaded, sets defaults
                                                  test_the_overridden_methods_have_these_signatures
@@ -21,6 +21,8 @@ tenth.
                                                  test_batches_are_taken_through_one_method
     evaluation_loop                    public    adds TGC and SGC over the whole data set
                                                  test_the_overridden_methods_have_these_signatures
+    log                                public    keeps tables of training and evaluations apart
+                                                 test_the_table_is_written_from_these_attributes
     create_model_card                  public    names a base model that is a local folder
                                                  test_the_model_card_of_a_local_model_says_none
 
@@ -29,6 +31,7 @@ entropy bonus and MoE loss.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +43,7 @@ from accelerate.utils import gather_object
 from transformers.trainer_utils import has_length
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
+from trl.trainer.utils import print_prompt_completions_sample
 
 from gvpo_trl.config import GVPOConfig
 from gvpo_trl.generation.ranks import needs_equal_forwards
@@ -64,8 +68,8 @@ from gvpo_trl.training.checks import (
     check_sampling,
     failed_tokens,
 )
-from gvpo_trl.training.completions import complete_table
-from gvpo_trl.training.predictions import Predictions
+from gvpo_trl.training.completions import complete_table, emptied, own_table
+from gvpo_trl.training.evaluations import Evaluation
 from gvpo_trl.training.row_skipping import KNOWN_LOSSES, TrainingStep, fingerprint, loss_of_moving_rows
 
 logger = logging.getLogger(__name__)
@@ -119,9 +123,9 @@ class GVPOTrainer(GRPOTrainer):
         check_datasets(train_dataset, eval_dataset)
         turn_ends = check_chat(model, kwargs.get("processing_class"), args, train_dataset)
         self._call = _Call()
-        self._outcomes: list[tuple[str, bool | None]] = []
         self._lookahead: Lookahead | None = None
-        self._predictions: Predictions | None = None
+        self._evaluation: Evaluation | None = None
+        self._evaluation_logs: dict[str, Any] | None = None
         self._engine_context_length: int | None = None
         reward_funcs = passed_tests_share if reward_funcs is None else reward_funcs
         temperature = args.temperature  # TRL divides logits by it; a greedy evaluation scores the unscaled logits
@@ -214,9 +218,9 @@ class GVPOTrainer(GRPOTrainer):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         unscorable = self.accelerator.gather(unscorable_rows(inputs).to(rewards.device))
         self._call.rewards = rewards.masked_fill(unscorable.unsqueeze(1), torch.nan)
-        if self._predictions is not None:
+        if self._evaluation is not None and self._evaluation.predictions is not None:
             mine = self._call.rewards[self.accelerator.process_index * len(inputs) :][: len(inputs)]
-            self._predictions.add(inputs, completions, mine, self.reward_weights, self.reward_func_names)
+            self._evaluation.predictions.add(inputs, completions, mine, self.reward_weights, self.reward_func_names)
         return self._call.rewards
 
     def _generate(self, prompts: list) -> tuple:
@@ -256,26 +260,24 @@ class GVPOTrainer(GRPOTrainer):
         the rows' task ids as `label_ids`.
         """
         check_eval_groups(self.args, self.num_generations_eval)
-        self._outcomes.clear()
-        self._metrics["eval"].clear()
-        dataset = metrics.source_dataset(dataloader)
-        if kwargs.get("description") == "Prediction":
-            self._predictions = Predictions(dataset, self.num_generations_eval)
-            if not has_length(dataset):
-                dataloader = self.get_eval_dataloader(dataset)  # TRL prepares a stream only there
-                dataset = metrics.source_dataset(dataloader)
+        dataset, predicts = metrics.source_dataset(dataloader), kwargs.get("description") == "Prediction"
+        if predicts and not has_length(dataset):
+            dataloader = self.get_eval_dataloader(dataset)  # TRL prepares a stream only there
+        samples = self.num_generations_eval if predicts or has_length(dataset) else 1  # TRL has repeated the stream
+        self._evaluation = evaluation = Evaluation(dataset, samples, predicts)
+        training, self._metrics["eval"], self._logs = self._logs, defaultdict(list), emptied(self._logs)
         try:
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+            output = evaluation.complete(output, metric_key_prefix, self._metrics["eval"])
         finally:
-            predictions, self._predictions = self._predictions, None
-        goals = metrics.goal_completion(metrics.expected_attempts(self._outcomes, dataset, self.num_generations_eval))
-        figures = metrics.means(self._metrics["eval"]) | goals
-        self._metrics["eval"].clear()  # TRL's `log` would add them once more, under the prefix "eval" alone
-        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in figures.items()})
-        if predictions is None:
-            return output
-        results, task_ids = predictions.in_order()
-        return output._replace(predictions=results, label_ids=task_ids)
+            self._evaluation, self._evaluation_logs, self._logs = None, self._logs, training
+            self._metrics["eval"].clear()  # TRL's `log` would add them once more, under the prefix "eval" alone
+        return output
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log as TRL does, with a table of completions that fits a terminal, and one of its own for an evaluation."""
+        with own_table(self, logs, print_prompt_completions_sample):
+            super().log(logs, start_time)
 
     def create_model_card(self, *args, **kwargs) -> None:
         """Write TRL's model card, and name a base model that is a local folder, for which TRL writes `None`."""
@@ -386,7 +388,9 @@ class GVPOTrainer(GRPOTrainer):
             sums = {f"rollout/{name}_seconds": (value, 1) for name, value in times.items()}
             self._add_metrics(metrics.rollout_sums(trajectories) | sums)
             if self._mode == "eval":
-                self._outcomes.extend(gather_object([(t.task_id, t.score and t.score.success) for t in trajectories]))
+                self._evaluation.outcomes.extend(
+                    gather_object([(t.task_id, t.score and t.score.success) for t in trajectories])
+                )
 
     # Bookkeeping
 

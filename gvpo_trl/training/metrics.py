@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers.trainer_utils import has_length
 
 from gvpo_trl.failures import FailureKind
 from gvpo_trl.rollout.types import StopReason, Trajectory
@@ -108,10 +107,8 @@ def expected_attempts(
     Args:
         outcomes: (task id, whether every test passed) for each attempt.
         dataset: rows with the `task_id` of each expected attempt.
-        samples: number of expected attempts for each row. The rows of a stream, which TRL has already repeated, count
-            once each.
+        samples: number of expected attempts for each row.
     """
-    samples = samples if has_length(dataset) else 1
     left: dict[str, int] = {}
     for example in dataset:
         left[example["task_id"]] = left.get(example["task_id"], 0) + samples

@@ -1,4 +1,4 @@
-"""Collects what `GVPOTrainer.predict` returns: the result of every attempt, in the order of the data set."""
+"""Collects the attempts of one evaluation: the outcomes for TGC and SGC, and the results that `predict` returns."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,8 +7,43 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from transformers.trainer_utils import EvalLoopOutput
 
+from gvpo_trl.training import metrics
 from gvpo_trl.training.completions import failed_steps
+
+
+class Evaluation:
+    """The attempts of one evaluation or prediction.
+
+    Args:
+        dataset: rows with `prompt` and `task_id`, before TRL repeats those of a stream.
+        samples: number of attempts at each row.
+        predicts: whether the results of the attempts are kept for `predict`.
+    """
+
+    def __init__(self, dataset: Iterable[Mapping[str, Any]], samples: int, predicts: bool):
+        self.dataset = dataset
+        self.samples = samples
+        self.outcomes: list[tuple[str, bool | None]] = []
+        """(task id, whether every test passed) for each attempt so far, on all processes."""
+        self.predictions = Predictions(dataset, samples) if predicts else None
+
+    def complete(self, output: EvalLoopOutput, prefix: str, values: Mapping[str, Sequence[float]]) -> EvalLoopOutput:
+        """Return TRL's output with the metrics of the trainer, TGC and SGC, all with the evaluation's prefix.
+
+        Args:
+            output: what TRL's `evaluation_loop` returned.
+            prefix: name of the evaluation, such as "eval" or "eval_dev".
+            values: each metric's values of all batches.
+        """
+        goals = metrics.goal_completion(metrics.expected_attempts(self.outcomes, self.dataset, self.samples))
+        figures = metrics.means(values) | goals
+        output.metrics.update({f"{prefix}_{name}": value for name, value in figures.items()})
+        if self.predictions is None:
+            return output
+        results, task_ids = self.predictions.in_order()
+        return output._replace(predictions=results, label_ids=task_ids)
 
 
 class Predictions:
