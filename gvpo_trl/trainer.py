@@ -52,6 +52,7 @@ from gvpo_trl.generation.transformers import ModelSource, transformers_session
 from gvpo_trl.generation.vllm import EngineSource, engine_context_length, vllm_session
 from gvpo_trl.objective import shape_advantages
 from gvpo_trl.reporting.card import PAPER, name_local_base_model
+from gvpo_trl.reporting.console import write_lines
 from gvpo_trl.reporting.traces import FOLDER, TraceWriter
 from gvpo_trl.rewards import passed_tests_share
 from gvpo_trl.rollout.prefetch import Lookahead, Prefetch
@@ -70,6 +71,8 @@ from gvpo_trl.training.checks import (
 )
 from gvpo_trl.training.completions import complete_table, emptied, own_table
 from gvpo_trl.training.evaluations import Evaluation
+from gvpo_trl.training.quiet import quieten, report_rows_without_reward, without_dump_of_rows
+from gvpo_trl.training.room import warn_of_little_room
 from gvpo_trl.training.row_skipping import KNOWN_LOSSES, TrainingStep, fingerprint, loss_of_moving_rows
 
 logger = logging.getLogger(__name__)
@@ -119,6 +122,7 @@ class GVPOTrainer(GRPOTrainer):
             args = GVPOConfig(f"{Path(name).name or 'model'}-GVPO")
         if not isinstance(args, GVPOConfig):
             raise ValueError(f"args is a {type(args).__name__}; GVPOTrainer needs a GVPOConfig.")
+        quieten()
         check_rollout(kwargs)
         check_datasets(train_dataset, eval_dataset)
         turn_ends = check_chat(model, kwargs.get("processing_class"), args, train_dataset)
@@ -132,6 +136,7 @@ class GVPOTrainer(GRPOTrainer):
         args.temperature = temperature or 1.0
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         args.temperature = temperature
+        write_lines(self.callback_handler)
         self.eos_token_ids = list(dict.fromkeys([*self.eos_token_ids, *turn_ends]))  # any other end is a truncation
         self._loss_is_known = fingerprint(LOSS_METHODS) in KNOWN_LOSSES
         if args.skip_idle_rows and not self._loss_is_known:
@@ -185,6 +190,7 @@ class GVPOTrainer(GRPOTrainer):
             ValueError: sampling is greedy, so every trajectory of a group would have the same turns.
         """
         check_sampling(self.args)
+        warn_of_little_room(self, self.train_dataset)
         self._last_loaded_step = -1  # steps are counted anew
         output = super().train(*args, **kwargs)
         self._last_loaded_step = -1  # the weights of the best checkpoint may have been loaded
@@ -215,11 +221,13 @@ class GVPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
         """Return TRL's (B over all ranks, functions) rewards, NaN for unscorable rows, and keep them to find ties."""
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        with without_dump_of_rows():
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         unscorable = self.accelerator.gather(unscorable_rows(inputs).to(rewards.device))
         self._call.rewards = rewards.masked_fill(unscorable.unsqueeze(1), torch.nan)
+        mine = self._call.rewards[self.accelerator.process_index * len(inputs) :][: len(inputs)]
+        report_rows_without_reward(inputs, mine, self._traces.path if self.args.log_trajectories else None)
         if self._evaluation is not None and self._evaluation.predictions is not None:
-            mine = self._call.rewards[self.accelerator.process_index * len(inputs) :][: len(inputs)]
             self._evaluation.predictions.add(inputs, completions, mine, self.reward_weights, self.reward_func_names)
         return self._call.rewards
 
@@ -260,6 +268,7 @@ class GVPOTrainer(GRPOTrainer):
         the rows' task ids as `label_ids`.
         """
         check_eval_groups(self.args, self.num_generations_eval)
+        warn_of_little_room(self, metrics.source_dataset(dataloader))
         dataset, predicts = metrics.source_dataset(dataloader), kwargs.get("description") == "Prediction"
         if predicts and not has_length(dataset):
             dataloader = self.get_eval_dataloader(dataset)  # TRL prepares a stream only there
