@@ -172,6 +172,10 @@ class GVPOConfig(GRPOConfig):
     def __post_init__(self):
         self._check_objective()
         self._check_rollout()
+        # TRL sets transformers' deprecated names of these two fields, for which transformers warns the user.
+        for name in ("checkpointing", "checkpointing_kwargs"):
+            if getattr(self, f"activation_{name}") is None:
+                setattr(self, f"activation_{name}", getattr(self, f"gradient_{name}"))
         super().__post_init__()
         self._check_sampling()
         if self.log_completions and (places := self._places_of_completions()):

@@ -13,6 +13,7 @@ from accelerate.utils import gather_object
 
 from gvpo_trl.rollout.types import Trajectory
 from gvpo_trl.training.metrics import summarize
+from gvpo_trl.training.room import warn_of_little_room
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -58,6 +59,7 @@ def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", 
     rows = list(enumerate(row for row in dataset for _ in range(samples)))
     if not rows:
         raise ValueError("The data set is empty; choose another split or wider difficulties.")
+    warn_of_little_room(trainer, rows)
     was_training = trainer.model.training
     trainer.model.eval()
     try:

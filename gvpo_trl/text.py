@@ -35,6 +35,13 @@ def printable_line(text: str) -> str:
     return text if text.isprintable() else text.translate(_LINE)
 
 
+def brief(text: str, length: int = 200) -> str:
+    """Return the first and the last line of a text as one line; the last line of quoted output names its cause."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    kept = lines if len(lines) <= 1 else [lines[0], lines[-1]]
+    return printable_line(" … ".join(line if len(line) <= length else line[: length - 1] + "…" for line in kept))
+
+
 def printable_values(value: Any) -> Any:
     """Apply `printable` to every string in nested lists and dictionaries, such as the messages of a conversation."""
     if isinstance(value, str):

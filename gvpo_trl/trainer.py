@@ -1,9 +1,9 @@
 """`GVPOTrainer`: TRL's `GRPOTrainer` with advantages that differ per step.
 
-The method is in `objective.py`; this module wires it into TRL. The table lists the ten hooks, which are the methods
+The method is in `objective.py`; this module wires it into TRL. The table lists the eleven hooks, which are the methods
 of TRL and transformers that the trainer overrides. It says whether each is public, why it is overridden, and which
 test of `tests/test_trl_contract.py` pins it. `test_nothing_of_trls_is_hidden_by_accident` makes sure that there is no
-eleventh.
+twelfth.
 
     __init__                           public    checks arguments before a model is loaded, sets defaults
                                                  test_the_overridden_methods_have_these_signatures
@@ -23,6 +23,8 @@ eleventh.
                                                  test_batches_are_taken_through_one_method
     evaluation_loop                    public    adds TGC and SGC over the whole data set
                                                  test_the_overridden_methods_have_these_signatures
+    log                                public    keeps tables of training and evaluations apart
+                                                 test_the_table_is_written_from_these_attributes
     create_model_card                  public    names a base model that is a local folder
                                                  test_the_model_card_of_a_local_model_says_none
 
@@ -31,6 +33,7 @@ entropy bonus and MoE loss.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +45,7 @@ from accelerate.utils import gather_object
 from transformers.trainer_utils import has_length
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
+from trl.trainer.utils import print_prompt_completions_sample
 
 from gvpo_trl.config import GVPOConfig
 from gvpo_trl.generation.ranks import needs_equal_forwards
@@ -50,13 +54,13 @@ from gvpo_trl.generation.transformers import ModelSource, transformers_session
 from gvpo_trl.generation.vllm import EngineSource, engine_context_length, vllm_session
 from gvpo_trl.objective import shape_advantages
 from gvpo_trl.reporting.card import PAPER, name_local_base_model
+from gvpo_trl.reporting.console import write_lines
 from gvpo_trl.reporting.traces import FOLDER, TraceWriter
 from gvpo_trl.rewards import passed_tests_share
 from gvpo_trl.rollout.prefetch import Lookahead, Prefetch
 from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds
 from gvpo_trl.rollout.streams import Streams
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
-from gvpo_trl.text import printable_values
 from gvpo_trl.training import metrics
 from gvpo_trl.training.advantages import summed_advantages, unscorable_rows
 from gvpo_trl.training.checks import (
@@ -68,6 +72,10 @@ from gvpo_trl.training.checks import (
     check_sampling,
     failed_tokens,
 )
+from gvpo_trl.training.completions import complete_table, emptied, own_table
+from gvpo_trl.training.evaluations import Evaluation
+from gvpo_trl.training.quiet import quieten, report_rows_without_reward, without_dump_of_rows
+from gvpo_trl.training.room import warn_of_little_room
 from gvpo_trl.training.row_skipping import KNOWN_LOSSES, TrainingStep, fingerprint, loss_of_moving_rows
 from gvpo_trl.training.tool_calls import LoopResult, ToolVerdict, ToolWatch
 
@@ -137,6 +145,7 @@ class GVPOTrainer(GRPOTrainer):
             args = GVPOConfig(f"{Path(name).name or 'model'}-GVPO")
         if not isinstance(args, GRPOConfig):
             raise ValueError(f"args is a {type(args).__name__}; GVPOTrainer needs a GVPOConfig.")
+        quieten()
         args = args if isinstance(args, GVPOConfig) else GVPOConfig.from_grpo(args)
         has_tools = check_rollout(kwargs, args.failure_span, hooks=(tool_verdict, tool_faults))
         check_datasets(
@@ -145,15 +154,17 @@ class GVPOTrainer(GRPOTrainer):
         turn_ends = [] if has_tools else check_chat(model, kwargs.get("processing_class"), args, train_dataset)
         self._tool_hooks = {"verdict": tool_verdict, "faults": tuple(tool_faults)}
         self._call = _Call()
-        self._outcomes: list[tuple[str, bool | None]] = []
         self._lookahead: Lookahead | None = None
         self._rollouts: tuple[Any, int] = (None, 0)  # mode and step of the last rollout, and how many it had before
+        self._evaluation: Evaluation | None = None
+        self._evaluation_logs: dict[str, Any] | None = None
         self._engine_context_length: int | None = None
         reward_funcs = passed_tests_share if reward_funcs is None and not has_tools else reward_funcs
         temperature = args.temperature  # TRL divides logits by it; a greedy evaluation scores the unscaled logits
         args.temperature = temperature or 1.0
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         args.temperature = temperature
+        write_lines(self.callback_handler)
         self.eos_token_ids = list(dict.fromkeys([*self.eos_token_ids, *turn_ends]))  # any other end is a truncation
         self._loss_is_known = fingerprint(LOSS_METHODS) in KNOWN_LOSSES
         if args.skip_idle_rows and not self._loss_is_known:
@@ -179,7 +190,7 @@ class GVPOTrainer(GRPOTrainer):
         if watch is not None:
             self._record_rollout(watch.rewarded(self._rewards_of_this_rank(len(inputs))), None, in_metrics=True)
         if self.log_completions:
-            self._escape_logged_texts()
+            complete_table(self._logs, inputs, batch["advantages"], action_mask, failed_mask)
         return batch
 
     def _outcome_advantages(self, trl_advantages: torch.Tensor, rewards_per_func: torch.Tensor) -> torch.Tensor:
@@ -210,6 +221,7 @@ class GVPOTrainer(GRPOTrainer):
             ValueError: sampling is greedy, so every trajectory of a group would have the same turns.
         """
         check_sampling(self.args)
+        warn_of_little_room(self, self.train_dataset)
         self._last_loaded_step = -1  # steps are counted anew
         output = super().train(*args, **kwargs)
         self._last_loaded_step = -1  # the weights of the best checkpoint may have been loaded
@@ -240,11 +252,16 @@ class GVPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
         """Return TRL's (B over all ranks, functions) rewards, NaN for unscorable rows, and keep them to find ties."""
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        with without_dump_of_rows():
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         watch = self._call.watch
         lost = torch.tensor(watch.unscorable) if watch else unscorable_rows(inputs)
         unscorable = self.accelerator.gather(lost.to(rewards.device))
         self._call.rewards = rewards.masked_fill(unscorable.unsqueeze(1), torch.nan)
+        mine = self._call.rewards[self.accelerator.process_index * len(inputs) :][: len(inputs)]
+        report_rows_without_reward(inputs, mine, self._traces.path if self.args.log_trajectories else None)
+        if self._evaluation is not None and self._evaluation.predictions is not None:
+            self._evaluation.predictions.add(inputs, completions, mine, self.reward_weights, self.reward_func_names)
         return self._call.rewards
 
     def _generate(self, prompts: list) -> tuple:
@@ -296,20 +313,33 @@ class GVPOTrainer(GRPOTrainer):
         return batches, num_items
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix: str = "eval", **kwargs):
-        """Evaluate as TRL does, and add `{prefix}_tgc` and `{prefix}_sgc`, which count each task only once."""
+        """Evaluate as TRL does, give every metric the prefix, and add TGC and SGC, which count each task only once.
+
+        The output of a prediction holds one result per attempt as `predictions` (rows of the data set, samples), and
+        the rows' task ids as `label_ids`.
+        """
         check_eval_groups(self.args, self.num_generations_eval)
-        self._outcomes.clear()
-        self._metrics["eval"].clear()
-        dataset = metrics.source_dataset(dataloader)
-        if kwargs.get("description") == "Prediction" and not has_length(dataset):
+        warn_of_little_room(self, metrics.source_dataset(dataloader))
+        dataset, predicts = metrics.source_dataset(dataloader), kwargs.get("description") == "Prediction"
+        if predicts and not has_length(dataset):
             dataloader = self.get_eval_dataloader(dataset)  # TRL prepares a stream only there
-            dataset = metrics.source_dataset(dataloader)
-        output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        if self.rollout_func is None:
-            return output
-        goals = metrics.goal_completion(metrics.expected_attempts(self._outcomes, dataset, self.num_generations_eval))
-        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in goals.items()})
+        samples = self.num_generations_eval if predicts or has_length(dataset) else 1  # TRL has repeated the stream
+        self._evaluation = evaluation = Evaluation(
+            dataset, samples, predicts, has_scores=self.rollout_func is not None
+        )
+        training, self._metrics["eval"], self._logs = self._logs, defaultdict(list), emptied(self._logs)
+        try:
+            output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+            output = evaluation.complete(output, metric_key_prefix, self._metrics["eval"])
+        finally:
+            self._evaluation, self._evaluation_logs, self._logs = None, self._logs, training
+            self._metrics["eval"].clear()  # TRL's `log` would add them once more, under the prefix "eval" alone
         return output
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log as TRL does, with a table of completions that fits a terminal, and one of its own for an evaluation."""
+        with own_table(self, logs, print_prompt_completions_sample):
+            super().log(logs, start_time)
 
     def create_model_card(self, *args, **kwargs) -> None:
         """Write TRL's model card, and name a base model that is a local folder, for which TRL writes `None`."""
@@ -342,7 +372,7 @@ class GVPOTrainer(GRPOTrainer):
             no_code_is_failure=args.no_code_is_failure,
             failure_span=args.failure_span,
             mask_truncated_completions=args.mask_truncated_completions,
-            streams=self._next_streams(),
+            streams=self._next_streams,
             generation_session=self.generation_session,
             record=self._record_rollout,
         )
@@ -438,16 +468,11 @@ class GVPOTrainer(GRPOTrainer):
             sums = {f"rollout/{name}_seconds": (value, 1) for name, value in times.items()}
             self._add_metrics(metrics.rollout_sums(trajectories) | sums)
             if self._mode == "eval":
-                self._outcomes.extend(gather_object([(t.task_id, t.score and t.score.success) for t in trajectories]))
+                self._evaluation.outcomes.extend(
+                    gather_object([(t.task_id, t.score and t.score.success) for t in trajectories])
+                )
 
     # Bookkeeping
-
-    def _escape_logged_texts(self) -> None:
-        """Spell out control characters in TRL's table of completions, so that no terminal obeys an agent's text."""
-        for logged in (self._logs["prompt"], self._logs["completion"], *self._logs["extra"].values()):
-            texts = [printable_values(entry) for entry in logged]
-            logged.clear()
-            logged.extend(texts)
 
     @property
     def _mode(self) -> str:

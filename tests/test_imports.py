@@ -70,8 +70,8 @@ RULES = {
     "pocket": rule(libraries=APPWORLD),
     # These modules import the libraries of models and figures, and the last two of them TRL.
     "generation": rule(*CORE, "rollout", libraries={*MODEL, "vllm"}),
-    "training": rule(*CORE, "objective", "rollout", libraries=MODEL),
-    "reporting": rule(*CORE, "rollout", "text", libraries={"matplotlib"}),
+    "training": rule(*CORE, "objective", "rollout", libraries={*MODEL, "numpy"}),
+    "reporting": rule(*CORE, "rollout", "text", libraries={"matplotlib", "transformers", "tqdm"}),
     "config": rule("objective", libraries={"trl"}),
     "trainer": rule(
         *("config", "objective", "rewards", "text", "rollout", "generation", "training", "reporting"),

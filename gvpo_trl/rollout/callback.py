@@ -128,7 +128,8 @@ class MultiTurnRollout:
             template=context.chat_template,
             template_kwargs=context.chat_template_kwargs,
         )
-        streams = context.streams if first_row is None else replace(context.streams, first_row=first_row)
+        streams = context.streams()
+        streams = streams if first_row is None else replace(streams, first_row=first_row)
         loop = RolloutLoop(self.environments, chat, self.budgets(context), streams)
         started = time.perf_counter()
         with context.generation_session(sorted(chat.end_ids)) as generate:

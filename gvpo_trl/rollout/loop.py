@@ -29,7 +29,7 @@ from gvpo_trl.rollout.clock import Clock
 from gvpo_trl.rollout.code import extract_code
 from gvpo_trl.rollout.streams import Streams
 from gvpo_trl.rollout.types import Generate, Step, StopReason, StreamingGenerate, Trajectory, Turn, TurnRequest
-from gvpo_trl.text import spelled_out
+from gvpo_trl.text import brief, spelled_out
 
 logger = logging.getLogger(__name__)
 
@@ -321,7 +321,7 @@ class RolloutLoop:
         """Start the attempt again on a fresh episode, or end its trajectory as unscorable."""
         if isinstance(fault, EnvironmentsExhausted):
             raise fault
-        logger.warning("Task %s, attempt %d: %s", attempt.task_id, attempt.retries + 1, _describe(fault))
+        logger.warning("Task %s, attempt %d: %s", attempt.task_id, attempt.retries + 1, brief(_describe(fault)))
         _close(attempt)
         if attempt.retries < self.budgets.max_retries:
             attempt.restart(fault)
@@ -409,7 +409,7 @@ def _close_episode(episode: Episode) -> None:
     try:
         episode.close()
     except EnvironmentFault as fault:
-        logger.warning("An episode of task %s was not closed: %s", episode.reset.task_id, _describe(fault))
+        logger.warning("An episode of task %s was not closed: %s", episode.reset.task_id, brief(_describe(fault)))
 
 
 def _describe(fault: EnvironmentFault) -> str:

@@ -55,8 +55,8 @@ class RolloutContext:
     """Which tokens of a failed step are marked as failed: those of the whole "turn" or only those of the "code"."""
     mask_truncated_completions: bool
     """Whether a trajectory that a budget ended is left out of the loss."""
-    streams: Streams
-    """The seeds of the turns."""
+    streams: Callable[[], Streams]
+    """Returns the seeds of the next rollout's turns; each call is for another rollout."""
     generation_session: Callable[[Sequence[int]], AbstractContextManager[Generate | StreamingGenerate]]
     """Opens a generator for one rollout. Its argument is the list of ids that end a turn."""
     record: Callable[[list[Trajectory], RolloutSeconds, bool], None]

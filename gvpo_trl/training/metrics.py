@@ -1,11 +1,11 @@
 """Metrics of trajectories and advantages, as sums that can be added over ranks and batches."""
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers.trainer_utils import has_length
 
 from gvpo_trl.failures import FailureKind
 from gvpo_trl.rollout.types import StopReason, Trajectory
@@ -40,6 +40,12 @@ def rollout_sums(trajectories: Sequence[Trajectory], *, has_scores: bool = True)
     if not has_scores:
         del sums["rollout/task_goal_completion"]
     return sums
+
+
+def means(values: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
+    """Return the mean of each metric's values of all batches, leaving out NaN; `None` for a metric of NaN alone."""
+    numbers = {name: [value for value in batches if not math.isnan(value)] for name, batches in values.items()}
+    return {name: sum(batches) / len(batches) if batches else None for name, batches in numbers.items()}
 
 
 def scenario_of(task_id: str) -> str:
@@ -107,10 +113,8 @@ def expected_attempts(
     Args:
         outcomes: (task id, whether every test passed) for each attempt.
         dataset: rows with the `task_id` of each expected attempt.
-        samples: number of expected attempts for each row. The rows of a stream, which TRL has already repeated, count
-            once each.
+        samples: number of expected attempts for each row.
     """
-    samples = samples if has_length(dataset) else 1
     left: dict[str, int] = {}
     for example in dataset:
         left[example["task_id"]] = left.get(example["task_id"], 0) + samples

@@ -125,12 +125,12 @@ def test_a_stream_belongs_to_run_step_row_and_turn():
 def test_rollouts_of_a_run_have_streams_of_their_own(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.model.train()
-    keys = [trainer.rollout_context().streams.key for _ in range(2)]
+    keys = [trainer.rollout_context().streams().key for _ in range(2)]
     trainer.model.eval()
-    keys.append(trainer.rollout_context().streams.key)
+    keys.append(trainer.rollout_context().streams().key)
     trainer.model.train()
     trainer.state.global_step = 1
-    keys.append(trainer.rollout_context().streams.key)
+    keys.append(trainer.rollout_context().streams().key)
     assert len(set(keys)) == 4
 
 

@@ -35,7 +35,7 @@ def context(**changes):
         "no_code_is_failure": True,
         "failure_span": "turn",
         "mask_truncated_completions": False,
-        "streams": Streams((0,)),
+        "streams": lambda: Streams((0,)),
         "generation_session": None,
         "record": None,
     }
