@@ -59,7 +59,7 @@ def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", 
     rows = list(enumerate(row for row in dataset for _ in range(samples)))
     if not rows:
         raise ValueError("The data set is empty; choose another split or wider difficulties.")
-    warn_of_little_room(trainer, rows)
+    warn_of_little_room(trainer, [row for _, row in rows])
     was_training = trainer.model.training
     trainer.model.eval()
     try:

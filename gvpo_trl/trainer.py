@@ -324,9 +324,8 @@ class GVPOTrainer(GRPOTrainer):
         if predicts and not has_length(dataset):
             dataloader = self.get_eval_dataloader(dataset)  # TRL prepares a stream only there
         samples = self.num_generations_eval if predicts or has_length(dataset) else 1  # TRL has repeated the stream
-        self._evaluation = evaluation = Evaluation(
-            dataset, samples, predicts, has_scores=self.rollout_func is not None
-        )
+        has_scores = self.rollout_func is not None
+        self._evaluation = evaluation = Evaluation(dataset, samples, predicts, has_scores=has_scores)
         training, self._metrics["eval"], self._logs = self._logs, defaultdict(list), emptied(self._logs)
         try:
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)

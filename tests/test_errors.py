@@ -2,7 +2,7 @@
 
 import pytest
 from datasets import Dataset, IterableDataset
-from trl import GRPOConfig
+from transformers import TrainingArguments
 
 from gvpo_trl import GVPOConfig, GVPOTrainer, MultiTurnRollout
 from tests.support.tiny import tiny_tokenizer
@@ -30,9 +30,9 @@ def refuse(tmp_path, words, *, config=GVPOConfig, **arguments):
     ("arguments", "words"),
     [
         ({"rollout_func": None}, r"rollout_func is missing; pass MultiTurnRollout"),
-        ({"tools": [print]}, "takes rollout_func alone"),
-        ({"environment_factory": ToyEnvironment}, "takes rollout_func alone"),
-        ({"config": GRPOConfig}, "args is a GRPOConfig; GVPOTrainer needs a GVPOConfig"),
+        ({"tools": [print]}, "pass these or rollout_func, not both"),
+        ({"environment_factory": ToyEnvironment}, "pass these or rollout_func, not both"),
+        ({"config": TrainingArguments}, "args is a TrainingArguments; GVPOTrainer needs a GVPOConfig"),
         ({"train_dataset": None}, "train_dataset is missing"),
         (
             {"train_dataset": tasks(2).remove_columns("task_id")},

@@ -232,8 +232,9 @@ def test_ties_with_and_without_a_failed_step(tmp_path, shaping, moved):
 
 
 @pytest.mark.parametrize("attribute", [None, "response_template", "response_schema"])
-def test_conversations_are_logged_as_they_were(tmp_path, capsys, attribute):
+def test_conversations_are_logged_as_they_were(tmp_path, capsys, monkeypatch, attribute):
     """This holds even with a tokenizer that would parse all turns as one response."""
+    monkeypatch.setenv("COLUMNS", "160")
     tokenizer = tiny_tokenizer()
     if attribute:
         setattr(tokenizer, attribute, {"type": "object", "properties": {}})

@@ -91,6 +91,7 @@ def test_the_overridden_methods_have_these_signatures():
     assert parameters(GRPOTrainer._generate) == "self prompts"
     assert {"resume_from_checkpoint", "trial"} <= {*parameters(GRPOTrainer.train).split()}
     assert parameters(GRPOTrainer._compute_loss) == "self model inputs"
+    assert parameters(GRPOTrainer._tool_call_loop).startswith("self prompts prompt_ids completion_ids completions ")
     assert parameters(GRPOTrainer._calculate_rewards) == "self inputs prompts completions completion_ids_list"
     init = parameters(GRPOTrainer.__init__)
     assert init.startswith("self model reward_funcs args train_dataset eval_dataset ")
@@ -117,6 +118,8 @@ def test_nothing_of_trls_is_hidden_by_accident():
         "_calculate_rewards",
         "_generate",
         "get_batch_samples",
+        "_tool_call_loop",
+        "log",
         "evaluation_loop",
         "create_model_card",
     }

@@ -124,7 +124,7 @@ def line(logs: Mapping[str, Any], step: int, steps: int) -> str | None:
 
 
 def prefix_of(logs: Mapping[str, Any]) -> str | None:
-    """Return the prefix of the metrics of a rollout: "" in training, else such as "eval_"; `None` without a rollout."""
+    """Return the prefix of a rollout's metrics: "" in training, else such as "eval_"; `None` without a rollout."""
     if "reward" in logs:
         return ""
     return next((name.removesuffix("reward") for name in logs if name.endswith("_reward")), None)
