@@ -23,7 +23,7 @@ from gvpo_trl.environments.appworld.limits import CommonEnvironment, Limits, che
 from gvpo_trl.environments.appworld.machinery import Machinery, make_machinery
 from gvpo_trl.environments.appworld.prefetch import Places
 from gvpo_trl.environments.appworld.setup import appworld_python
-from gvpo_trl.environments.appworld.tasks import check_root, check_task
+from gvpo_trl.environments.appworld.tasks import check_root, check_task, task_source
 from gvpo_trl.environments.appworld.workspace import Workspace
 from gvpo_trl.environments.base import ResetResult
 from gvpo_trl.faults import SetupError
@@ -120,6 +120,7 @@ class AppWorldEnvironments(CommonEnvironment):
         if max_output_chars > MAX_OUTPUT_CHARS:
             raise SetupError(f"max_output_chars={max_output_chars!r} must be at most {MAX_OUTPUT_CHARS}")
         self.root = check_root(root)
+        self.source = task_source(self.root)
         self.max_episodes = max_episodes
         if isolation not in ISOLATION:
             raise SetupError(f"isolation={isolation!r} must be one of {', '.join(map(repr, ISOLATION))}")
