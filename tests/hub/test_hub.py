@@ -109,6 +109,7 @@ def test_a_checkpoint_holds_back_what_is_not_known_to_be_harmless(hub, worker, t
 def test_publishable_tasks_are_uploaded(hub, worker):
     worker("push", publishable=True, log_completions=True)
     assert [path for path in pushed(hub) if path.startswith("completions/")]
+    assert hub.sent(SECRET)
     assert not [path for path in pushed(hub) if path.startswith("_")]
 
 
