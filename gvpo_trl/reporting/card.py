@@ -4,6 +4,7 @@ TRL writes its card first, and its metadata, its links to trackers and its citat
 `templates/`. The metadata are a model card's as huggingface_hub defines them.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,8 +49,8 @@ _BADGE = re.compile(r"^(\[<img .*?\)) *$", re.MULTILINE)
 def write_model_card(trainer: Any, dataset_name: str | None = None) -> None:
     """Replace the model card that TRL has written in `output_dir` by ours, and write the figure beside it.
 
-    With `hub_benchmark`, the evaluations are also written as `.eval_results/*.yaml`, which the Hub shows on the model's
-    page and on the benchmark's leaderboard.
+    With `hub_benchmark`, the evaluations are also written as `.eval_results/*.yaml`, which the Hub shows on the
+    model's page and on the benchmark's leaderboard.
 
     Args:
         trainer: the `GVPOTrainer`, whose `log_history` holds the figures.
@@ -68,7 +69,7 @@ def write_model_card(trainer: Any, dataset_name: str | None = None) -> None:
 def _context(trainer: Any, folder: Path, trls: ModelCard) -> dict[str, Any]:
     """Return the variables of the templates."""
     args, rollout = trainer.args, trainer.rollout_func
-    source = source_of(rollout)
+    source, name = source_of(rollout), Path(args.output_dir).absolute().name
     model = trainer.accelerator.unwrap_model(trainer.model)
     base = card_facts.base_model(getattr(model.config, "_name_or_path", None))
     adapter_kind, adapter_settings = card_facts.adapter_of(model)
@@ -79,8 +80,8 @@ def _context(trainer: Any, folder: Path, trls: ModelCard) -> dict[str, Any]:
     columns, failing, failing_note = card_facts.failing_steps(trainer.state.log_history)
     results = card_facts.evaluations(trainer)
     values = {
-        "model_name": trls.data.model_name,
-        "model_id": repr(trainer.hub_model_id or args.hub_model_id or Path(args.output_dir).absolute().name),
+        "model_name": trls.data.model_name or name,
+        "model_id": json.dumps(trainer.hub_model_id or args.hub_model_id or name),
         "base": base.label,
         "base_id": base.id,
         "data": source,
@@ -115,16 +116,19 @@ def _results_note(trainer: Any, results: list[dict[str, Any]]) -> str:
 
 
 def _snippet(values: Mapping[str, Any], args: Any) -> str:
-    """Return the Python code that runs the agent as it was trained."""
-    top_p = "" if args.top_p in (1, None) else f", top_p={args.top_p}"
-    sampled = f"do_sample=True, temperature={args.temperature}, top_k={args.top_k or 0}{top_p}"
+    """Return the Python code that runs the agent, with the sampling and the budgets of training."""
+    sampled = ["do_sample=True", f"temperature={args.temperature}", f"top_k={max(args.top_k or 0, 0)}"]
+    sampled += [
+        f"{name}={getattr(args, name)}" for name in ("top_p", "min_p") if getattr(args, name) not in (None, 1, 0)
+    ]
     template_kwargs = getattr(args, "chat_template_kwargs", None)
+    split = next((row["split"] for row in values["results"] if row["split"]), values["split"] or "dev")
     options = {
-        "sampling": "do_sample=False" if args.temperature == 0 else sampled,
+        "sampling": ["do_sample=False"] if args.temperature == 0 else sampled,
         "chat_options": f", template_kwargs={template_kwargs!r}" if template_kwargs else "",
-        "template_literal": repr(values["observation_template"]),
-        "task_split": repr(next((row["split"] for row in values["results"] if row["split"]), values["split"] or "dev")),
-        "prompt_option": f", prompt={values['prompt_name']!r}" if values["prompt_name"] else "",
+        "template_literal": json.dumps(values["observation_template"], ensure_ascii=False),
+        "task_split": json.dumps(split),
+        "prompt_option": f', prompt="{values["prompt_name"]}"' if values["prompt_name"] else "",
     }
     return _render("run_agent.py.jinja", {**values, **options}).rstrip()
 
@@ -149,7 +153,7 @@ def _card_data(trls: ModelCardData, context: Mapping[str, Any], dataset_name: st
     if context["data"] is not None:
         tags.append(context["data"].slug)
     return ModelCardData(
-        model_name=trls.model_name,
+        model_name=context["model_name"],
         base_model=base_id,
         datasets=dataset_name,
         library_name="peft" if adapter else "transformers",

@@ -38,19 +38,27 @@ class BaseModel:
 def base_model(name_or_path: str | None) -> BaseModel:
     """Return the name of a base model, which may be an id of the Hub, a folder, or nothing at all.
 
-    A folder in the Hub's cache has the id that it was downloaded by. Of any other folder the last part of the path is
-    its name, because the rest says where the run's machine keeps its files.
+    A folder in the Hub's cache has the id that it was downloaded by. Another folder keeps a relative path as its name.
+    Of an absolute path the last part is the name (the last two for a checkpoint), because the rest says where a
+    machine keeps its files.
     """
     if not name_or_path:
         return BaseModel(id=None, label="a model without a name")
     if cached := _CACHED.search(Path(name_or_path).as_posix() + "/"):
         name_or_path = f"{cached[1]}/{cached[2]}"
     elif Path(name_or_path).is_absolute() or Path(name_or_path).is_dir():
-        label = f"the local model `{Path(name_or_path).resolve().name}`"
+        label = f"the local model `{_folder_name(Path(name_or_path))}`"
         if origin := _base_of_folder(Path(name_or_path)):
             label += f" (itself made from [{origin}](https://huggingface.co/{origin}))"
         return BaseModel(id=None, label=label)
     return BaseModel(id=name_or_path, label=f"[{name_or_path}](https://huggingface.co/{name_or_path})")
+
+
+def _folder_name(folder: Path) -> str:
+    if not folder.is_absolute() and ".." not in folder.parts and folder.name:
+        return folder.as_posix()
+    parts = folder.resolve().parts
+    return "/".join(parts[-2:] if parts[-1].startswith("checkpoint-") else parts[-1:])
 
 
 def _base_of_folder(folder: Path) -> str | None:
@@ -160,6 +168,7 @@ def settings(trainer: Any, budgets: Any, adapter: str | None) -> list[tuple[str,
     """Return (name, value) for each setting of GVPO, of the optimization and of the budgets, as they were resolved."""
     args = trainer.args
     aggregation = AGGREGATIONS.get(args.loss_type)
+    schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     rows = {
         "failure penalty b (`failure_penalty`)": args.failure_penalty,
@@ -174,7 +183,7 @@ def settings(trainer: Any, budgets: Any, adapter: str | None) -> list[tuple[str,
         "temperature (`temperature`)": args.temperature,
         "optimizer steps": f"{trainer.state.global_step} of {trainer.state.max_steps or args.max_steps}",
         "trajectories in an optimizer step": batch,
-        "learning rate": f"{args.learning_rate:g} ({getattr(args.lr_scheduler_type, 'value', args.lr_scheduler_type)})",
+        "learning rate": f"{args.learning_rate:g} ({schedule})",
         "adapter": adapter,
         "turns of a trajectory (`max_turns`)": budgets.max_turns,
         "tokens of a turn (`max_turn_length`)": budgets.max_turn_length,

@@ -1,9 +1,8 @@
 """Decides which files of a run may be uploaded to the Hub, and holds the others back.
 
 AppWorld asks not to publish its tasks. So unless an environment says that its tasks are publishable (`TaskSource`, as
-the pocket data's does), only files that cannot hold a task's text are uploaded. `UPLOADABLE` names them. A kind of file
-that is missing there stays on this machine, whoever writes it: tables of completions, trajectories, buffers of a
-checkpoint, reports.
+the pocket data's does), only files that cannot hold a task's text are uploaded. `UPLOADABLE` names them. Any other
+file stays on this machine, whoever writes it: tables of completions, trajectories, buffers of a checkpoint, reports.
 """
 
 import logging

@@ -64,4 +64,8 @@ def test_the_code_in_the_card_runs_the_agent(pocket_root, tmp_path, options):
     assert card.data.library_name == ("peft" if options else "transformers")
     assert "The pocket data is not AppWorld's benchmark" in text
     assert "pocket data (split `train`)" in text
+    assert "the local model `recipes/quickstart/model`" in text
+    assert card.data.base_model is None  # the Hub takes ids alone
+    local = ModelCard.load(tmp_path / "run" / "README.md")
+    assert local.data.to_dict() == card.data.to_dict()
     assert str(ROOT) not in text and str(tmp_path) not in text

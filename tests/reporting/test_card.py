@@ -116,6 +116,9 @@ def test_a_base_model_in_a_folder_has_the_name_of_the_folder(tmp_path):
     folder.mkdir(parents=True)
     found = base_model(str(folder))
     assert (found.id, found.label) == (None, "the local model `warm-start`")
+    checkpoint = tmp_path / "private" / "my-run" / "checkpoint-10"
+    checkpoint.mkdir(parents=True)
+    assert base_model(str(checkpoint)).label == "the local model `my-run/checkpoint-10`"
     ModelCard("---\nbase_model: Qwen/Qwen2.5-7B\n---\n# x\n").save(folder / "README.md")
     assert "itself made from [Qwen/Qwen2.5-7B]" in base_model(str(folder)).label
 
@@ -152,7 +155,7 @@ def test_results_of_a_benchmark_have_the_hubs_newer_form(tmp_path):
 
 @pytest.mark.parametrize("benchmark", ["appworld", "a/b/c", "someone/bench:", "some one/bench", ""])
 def test_a_malformed_benchmark_is_an_error_before_the_model_loads(tmp_path, benchmark):
-    with pytest.raises(ValueError, match="hub_benchmark=.*'owner/dataset'"):
+    with pytest.raises(ValueError, match=r"hub_benchmark=.*'owner/dataset'"):
         make_trainer(tmp_path, SCRIPT, hub_benchmark=benchmark)
 
 
@@ -168,7 +171,7 @@ def test_no_text_of_a_private_task_stands_in_the_card(tmp_path):
 
 def test_the_pocket_data_is_publishable_and_appworlds_is_not(pocket_root, tmp_path):
     pocket = task_source(check_root(pocket_root))
-    assert (pocket.name, pocket.slug, pocket.is_publishable) == ("pocket data", "appworld-pocket", True)
+    assert (pocket.name, pocket.slug, pocket.is_publishable) == ("gvpo-trl's pocket data", "appworld-pocket", True)
     assert "seed 0" in pocket.description
     task = pocket_root / "data" / "tasks" / load_tasks("dev", root=pocket_root)[0]["task_id"]
     for name in ("datasets", "base_dbs", "api_docs"):

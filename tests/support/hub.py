@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.hub.objects[path.rpartition("/")[2]] = body
                 self._answer(200, {})
             elif path == "/api/whoami-v2":
-                self._answer(200, {"type": "user", "name": USER, "auth": {"accessToken": {"role": "write"}}, "orgs": []})
+                self._answer(200, {"type": "user", "name": USER, "orgs": []})
             elif path == "/api/repos/create":
                 self._answer(*self.hub.create(json.loads(body)))
             elif path == "/api/validate-yaml":

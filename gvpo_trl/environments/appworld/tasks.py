@@ -79,12 +79,12 @@ def task_source(root: Path) -> TaskSource:
         )
     settings = _read_json(root / POCKET_MARKER)
     return TaskSource(
-        name="pocket data",
+        name="gvpo-trl's pocket data",
         slug="appworld-pocket",
         description=(
-            "The pocket data is not AppWorld's benchmark: `gvpo-trl appworld pocket` writes small tasks of its own for "
-            f"AppWorld's apps, made by program from {len(settings['families'])} families with seed {settings['seed']} "
-            f"(format {settings['format']}). Its figures cannot be compared with figures on AppWorld."
+            "The pocket data is not AppWorld's benchmark: `gvpo-trl appworld pocket` writes small tasks of its own "
+            f"for AppWorld's apps, made by program from {len(settings['families'])} families with seed "
+            f"{settings['seed']} (format {settings['format']}). Figures on it do not compare with figures on AppWorld."
         ),
         is_publishable=True,
         is_appworld=True,
@@ -92,7 +92,7 @@ def task_source(root: Path) -> TaskSource:
 
 
 def matching_prompt(system_text: str) -> tuple[str, str] | None:
-    """Return name and template of the named prompt that a task's system text was made from; `None` if there is none."""
+    """Return name and template of the named prompt that a system text was made from; `None` if there is none."""
     for path in sorted(PROMPTS.glob("*.txt")):
         template = path.read_text().strip()
         pattern = re.escape(template)
