@@ -77,6 +77,8 @@ class TaskSource:
     """Whether the texts of the tasks may be uploaded. Tasks without a source count as not publishable."""
     is_appworld: bool = False
     """Whether `load_tasks` and `AppWorldEnvironments` read the tasks, so that a model card can show how."""
+    versions: tuple[tuple[str, str], ...] = ()
+    """(name, version) of the programs in which the tasks are done."""
 
 
 class Episode(Protocol):

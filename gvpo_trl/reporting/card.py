@@ -73,8 +73,8 @@ def _context(trainer: Any, folder: Path, trls: ModelCard) -> dict[str, Any]:
     model = trainer.accelerator.unwrap_model(trainer.model)
     base = card_facts.base_model(getattr(model.config, "_name_or_path", None))
     adapter_kind, adapter_settings = card_facts.adapter_of(model)
-    context = trainer.rollout_context()
-    budgets = rollout.budgets(context) if hasattr(rollout, "budgets") else context
+    # The rollout's context is not asked: with a vLLM server it needs every process, and one alone writes the card.
+    budgets = rollout.budgets(args) if hasattr(rollout, "budgets") else args
     row = card_facts.first_row(trainer.train_dataset)
     prompt_name, system_text, has_system = card_facts.system_text(row, source)
     columns, failing, failing_note = card_facts.failing_steps(trainer.state.log_history)
@@ -99,7 +99,7 @@ def _context(trainer: Any, folder: Path, trls: ModelCard) -> dict[str, Any]:
         "failing_columns": columns,
         "failing": failing,
         "failing_note": failing_note,
-        "versions": card_facts.versions(),
+        "versions": [*card_facts.versions(), *(source.versions if source else ())],
         "figure": _draw(trainer, folder / FIGURE),
         "badges": _BADGE.findall(trls.text),
         "citations": "## Citations" + trls.text.partition("## Citations")[2].rstrip() + "\n",

@@ -189,7 +189,7 @@ def settings(trainer: Any, budgets: Any, adapter: str | None) -> list[tuple[str,
         "tokens of a turn (`max_turn_length`)": budgets.max_turn_length,
         "tokens of an observation (`max_observation_length`)": budgets.max_observation_length,
         "tokens after the prompt (`max_completion_length`)": budgets.max_completion_length,
-        "tokens with the prompt (`max_context_length`)": budgets.max_context_length,
+        "tokens with the prompt (`max_context_length`)": budgets.max_context_length or "the model's own limit",
         "seed": args.seed,
     }
     return [(name, value) for name, value in rows.items() if value is not None]

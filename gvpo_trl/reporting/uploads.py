@@ -8,6 +8,7 @@ file stays on this machine, whoever writes it: tables of completions, trajectori
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +116,8 @@ class _FilteredApi:
         return getattr(self._api, name)
 
     def upload_folder(self, *, folder_path: Any, ignore_patterns: list[str] | None = None, **options: Any) -> Any:
-        held_back = _held_back(folder_path, ignore_patterns)
-        if held_back:
-            logger.warning(
-                "%d file(s) of %s may hold texts of %s and are not uploaded: %s.",
-                *(len(held_back), folder_path, self._tasks, ", ".join(held_back[:5])),
-            )
+        if held_back := _held_back(folder_path, ignore_patterns):
+            _warn_once(self._tasks, held_back)
         return self._api.upload_folder(
             folder_path=folder_path,
             ignore_patterns=ignore_patterns,
@@ -129,12 +126,21 @@ class _FilteredApi:
         )
 
 
-def _held_back(folder: Any, ignore_patterns: list[str] | None) -> list[str]:
+@cache
+def _warn_once(tasks: str, kinds: tuple[str, ...]) -> None:
+    """Warn about the kinds of files that stay here, at the first upload that leaves them out."""
+    logger.warning("These files may hold texts of %s and are not uploaded: %s.", tasks, ", ".join(kinds))
+
+
+def _held_back(folder: Any, ignore_patterns: list[str] | None) -> tuple[str, ...]:
+    """Return the kinds of files that the Trainer would upload and that `UPLOADABLE` does not name."""
     files = sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
-    considered = filter_repo_objects(files, ignore_patterns=[*(ignore_patterns or []), ".git/*", ".cache/*"])
-    considered = list(considered)
+    considered = list(filter_repo_objects(files, ignore_patterns=[*(ignore_patterns or []), ".git/*", ".cache/*"]))
     allowed = set(filter_repo_objects(considered, allow_patterns=list(UPLOADABLE)))
-    return [name for name in considered if name not in allowed]
+    paths = [Path(name) for name in considered if name not in allowed]
+    return tuple(
+        sorted({(path.parent / f"*{path.suffix}").as_posix() if path.suffix else str(path) for path in paths})
+    )
 
 
 def _is_publishable(rollout_func: Any) -> bool:

@@ -64,6 +64,7 @@ def test_the_code_in_the_card_runs_the_agent(pocket_root, tmp_path, options):
     assert card.data.library_name == ("peft" if options else "transformers")
     assert "The pocket data is not AppWorld's benchmark" in text
     assert "pocket data (split `train`)" in text
+    assert "- appworld: 0.1.3" in text
     assert "the local model `recipes/quickstart/model`" in text
     assert card.data.base_model is None  # the Hub takes ids alone
     local = ModelCard.load(tmp_path / "run" / "README.md")

@@ -91,6 +91,17 @@ def test_the_shaping_of_the_run_is_explained(tmp_path, mode, words):
     assert words in card_of(tmp_path, shaping=mode, train=False).text
 
 
+def test_one_process_writes_the_card_alone(tmp_path, monkeypatch):
+    """With a vLLM server the context of a rollout is a collective call, on which a single process would wait."""
+
+    def collective(trainer):
+        raise AssertionError("the card asked for the context of a rollout")
+
+    monkeypatch.setattr("gvpo_trl.trainer.GVPOTrainer.rollout_context", collective)
+    card = card_of(tmp_path, train=False, max_context_length=2000)
+    assert "| tokens with the prompt (`max_context_length`) | 2000 |" in card.text
+
+
 def test_an_adapter_has_the_metadata_of_peft(tmp_path):
     lora = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM", use_rslora=True)
     card = card_of(tmp_path, peft_config=lora, model=saved_model(tmp_path / "base"), train=False)
