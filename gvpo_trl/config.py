@@ -116,6 +116,13 @@ class GVPOConfig(GRPOConfig):
             end a turn; here a trajectory that a budget of turns or tokens ended is truncated as well.
         log_trajectories (`bool`, *optional*, defaults to `True`):
             Writes every trajectory to `output_dir/_trajectories/` as one line of JSON, for `gvpo-trl view`.
+
+        > Parameters that control the Hub
+
+        hub_benchmark (`str`, *optional*):
+            Id of a benchmark's data set on the Hub, `"owner/dataset"`, or of one of its tasks, `"owner/dataset:task"`.
+            The TGC of each evaluation is then pushed in `.eval_results/` too, which the Hub shows on the benchmark's
+            leaderboard. The default task is the name of the evaluated split.
     """
 
     num_generations: int | None = field(default=8, metadata={"help": "Trajectories per task: the paper's G."})
@@ -168,6 +175,10 @@ class GVPOConfig(GRPOConfig):
     log_trajectories: bool = field(
         default=True, metadata={"help": "Write every trajectory to output_dir/_trajectories/."}
     )
+    hub_benchmark: str | None = field(
+        default=None,
+        metadata={"help": "Benchmark on the Hub, 'owner/dataset' or 'owner/dataset:task', that gets the TGC."},
+    )
 
     def __post_init__(self):
         self._check_objective()
@@ -180,7 +191,7 @@ class GVPOConfig(GRPOConfig):
         self._check_sampling()
         if self.log_completions and (places := self._places_of_completions()):
             warnings.warn(
-                f"log_completions=True uploads the tasks' texts: {'; '.join(places)}. AppWorld asks not to republish "
+                f"log_completions=True sends the tasks' texts to {'; '.join(places)}. AppWorld asks not to republish "
                 "them: set log_completions=False and use gvpo-trl view.",
                 stacklevel=3,
             )
@@ -202,14 +213,8 @@ class GVPOConfig(GRPOConfig):
         return config
 
     def _places_of_completions(self) -> list[str]:
-        """List where TRL sends the tables of completions, besides this machine."""
-        places = []
-        if self.push_to_hub:
-            places.append("push_to_hub=True takes output_dir/completions along")
-        if self.log_completions_hub_repo is not None:
-            places.append(f"log_completions_hub_repo={self.log_completions_hub_repo!r} is a dataset on the Hub")
-        places += [f"report_to={name!r} gets them as a table" for name in self.report_to if name in TABLE_TRACKERS]
-        return places
+        """List the trackers to which TRL sends the tables of completions; `reporting.uploads` guards the Hub."""
+        return [f"a table of report_to={name!r}" for name in self.report_to if name in TABLE_TRACKERS]
 
     def _check_objective(self):
         if self.loss_aggregation is not None:

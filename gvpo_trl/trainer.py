@@ -1,9 +1,9 @@
 """`GVPOTrainer`: TRL's `GRPOTrainer` with advantages that differ per step.
 
-The method is in `objective.py`; this module wires it into TRL. The table lists the eleven hooks, which are the methods
+The method is in `objective.py`; this module wires it into TRL. The table lists the thirteen hooks, which are the methods
 of TRL and transformers that the trainer overrides. It says whether each is public, why it is overridden, and which
 test of `tests/test_trl_contract.py` pins it. `test_nothing_of_trls_is_hidden_by_accident` makes sure that there is no
-twelfth.
+fourteenth.
 
     __init__                           public    checks arguments before a model is loaded, sets defaults
                                                  test_the_overridden_methods_have_these_signatures
@@ -25,8 +25,12 @@ twelfth.
                                                  test_the_overridden_methods_have_these_signatures
     log                                public    keeps tables of training and evaluations apart
                                                  test_the_table_is_written_from_these_attributes
-    create_model_card                  public    names a base model that is a local folder
+    create_model_card                  public    says how the agent runs, what it reached, how it was trained
                                                  test_the_model_card_of_a_local_model_says_none
+    push_to_hub                        public    keeps the tasks' texts on this machine
+                                                 test_the_overridden_methods_have_these_signatures
+    _push_from_checkpoint              private   does the same at each checkpoint
+                                                 test_the_overridden_methods_have_these_signatures
 
 TRL's loss takes advantages of both shapes. It is used as it is, with TRL's importance ratios, clipping, aggregations,
 entropy bonus and MoE loss.
@@ -53,16 +57,17 @@ from gvpo_trl.generation.sampling import greedy
 from gvpo_trl.generation.transformers import ModelSource, transformers_session
 from gvpo_trl.generation.vllm import EngineSource, engine_context_length, vllm_session
 from gvpo_trl.objective import shape_advantages
-from gvpo_trl.reporting.card import PAPER, name_local_base_model
+from gvpo_trl.reporting.card import PAPER, write_model_card
 from gvpo_trl.reporting.console import write_lines
 from gvpo_trl.reporting.traces import FOLDER, TraceWriter
+from gvpo_trl.reporting.uploads import check_uploads, only_uploadable
 from gvpo_trl.rewards import passed_tests_share
 from gvpo_trl.rollout.prefetch import Lookahead, Prefetch
 from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds
 from gvpo_trl.rollout.streams import Streams
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
 from gvpo_trl.training import metrics
-from gvpo_trl.training.advantages import summed_advantages, unscorable_rows
+from gvpo_trl.training.advantages import scaled_by_trl, summed_advantages, unscorable_rows
 from gvpo_trl.training.checks import (
     check_chat,
     check_datasets,
@@ -148,6 +153,8 @@ class GVPOTrainer(GRPOTrainer):
         quieten()
         args = args if isinstance(args, GVPOConfig) else GVPOConfig.from_grpo(args)
         has_tools = check_rollout(kwargs, args.failure_span, hooks=(tool_verdict, tool_faults))
+        if not has_tools:
+            check_uploads(args, kwargs["rollout_func"])
         check_datasets(
             train_dataset, eval_dataset, environment_factory=kwargs.get("environment_factory"), tools=has_tools
         )
@@ -194,23 +201,12 @@ class GVPOTrainer(GRPOTrainer):
         return batch
 
     def _outcome_advantages(self, trl_advantages: torch.Tensor, rewards_per_func: torch.Tensor) -> torch.Tensor:
-        """Return the (B,) outcome advantages of this rank's rows: exactly 0 for a tie, NaN for an unscorable row.
-
-        TRL's own advantages are kept where its options ask for more than R − mean(R): for a scaling, or for several
-        rewards that are normalized one by one.
-
-        Args:
-            trl_advantages: (B,) advantages of this rank's rows, as TRL computed them.
-            rewards_per_func: (B over all ranks, reward functions) unweighted rewards.
-        """
+        """Return the (B,) outcome advantages of this rank's rows: exactly 0 for a tie, NaN for an unscorable row."""
         rewards = rewards_per_func * self.reward_weights.to(rewards_per_func)
         normalized = self.multi_objective_aggregation == "normalize_then_sum"
         everyone = summed_advantages(rewards, self._group_size, every_function_ties=normalized)
-        rows = trl_advantages.numel()
-        outcome = everyone[self.accelerator.process_index * rows :][:rows]
-        if self.scale_rewards == "none" and not normalized:
-            return outcome
-        return torch.where((outcome == 0) | outcome.isnan(), outcome, trl_advantages)
+        mine = everyone[self.accelerator.process_index * trl_advantages.numel() :][: trl_advantages.numel()]
+        return mine if self.scale_rewards == "none" and not normalized else scaled_by_trl(mine, trl_advantages)
 
     # Hooks that TRL and transformers call
 
@@ -340,11 +336,20 @@ class GVPOTrainer(GRPOTrainer):
         with own_table(self, logs, print_prompt_completions_sample):
             super().log(logs, start_time)
 
-    def create_model_card(self, *args, **kwargs) -> None:
-        """Write TRL's model card, and name a base model that is a local folder, for which TRL writes `None`."""
-        super().create_model_card(*args, **kwargs)
+    def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
+        """Write a model card with TRL's arguments; its content is described in `reporting.card`."""
+        super().create_model_card(model_name, dataset_name, tags)
         if self.is_world_process_zero():
-            name_local_base_model(Path(self.args.output_dir) / "README.md")
+            write_model_card(self, dataset_name)
+
+    def push_to_hub(self, *args, **kwargs):
+        """Push as the Trainer does, but only files that hold no text of a task, unless the tasks may be published."""
+        with only_uploadable(self.rollout_func):
+            return super().push_to_hub(*args, **kwargs)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        with only_uploadable(self.rollout_func):
+            super()._push_from_checkpoint(checkpoint_folder)
 
     # What the rollout needs from the trainer
 
@@ -395,11 +400,7 @@ class GVPOTrainer(GRPOTrainer):
     def generation_session(
         self, end_ids: Sequence[int] | None = None
     ) -> AbstractContextManager[Generate | StreamingGenerate]:
-        """Open what samples the turns of a rollout: vLLM with `use_vllm`, else the model itself.
-
-        Args:
-            end_ids: ids that end a turn; the default is TRL's `eos_token_ids`.
-        """
+        """Open what samples turns, vLLM or the model itself. A turn ends at one of `end_ids`, by default TRL's."""
         end_ids, accelerator = self.eos_token_ids if end_ids is None else end_ids, self.accelerator
         if self.use_vllm:
             if self.state.global_step != self._last_loaded_step:  # TRL does the same before it generates

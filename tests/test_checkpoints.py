@@ -110,6 +110,7 @@ def test_the_model_card_names_and_cites_gvpo(tmp_path):
     for words in (
         "my-agent",
         "trained with GVPO",
+        "Cite GVPO as",
         "Group Verification-based Policy Optimization for Interactive Coding Agents",
         "https://openreview.net/forum?id=RY47Tq0VsV",
         "- gvpo",

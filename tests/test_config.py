@@ -184,24 +184,20 @@ def test_no_warning_where_the_ratio_is_right(tmp_path, options):
 @pytest.mark.parametrize(
     ("options", "place"),
     [
-        ({"push_to_hub": True}, "push_to_hub=True takes output_dir/completions along"),
-        ({"log_completions_hub_repo": "me/table"}, "log_completions_hub_repo='me/table' is a dataset on the Hub"),
-        ({"report_to": "wandb"}, "report_to='wandb' gets them as a table"),
-        ({"report_to": ["tensorboard", "trackio"]}, "report_to='trackio' gets them as a table"),
+        ({"report_to": "wandb"}, "a table of report_to='wandb'"),
+        ({"report_to": ["tensorboard", "trackio"]}, "a table of report_to='trackio'"),
     ],
 )
-def test_each_place_that_completions_are_uploaded_to_is_named(tmp_path, options, place):
-    with pytest.warns(UserWarning, match="uploads the tasks' texts: .*log_completions=False") as warned:
+def test_each_tracker_that_completions_are_sent_to_is_named(tmp_path, options, place):
+    with pytest.warns(UserWarning, match="sends the tasks' texts to .*log_completions=False") as warned:
         config(tmp_path, log_completions=True, **options)
-    (text,) = [str(each.message) for each in warned if "uploads" in str(each.message)]
-    assert text.startswith(f"log_completions=True uploads the tasks' texts: {place}. AppWorld")
+    (text,) = [str(each.message) for each in warned if "sends" in str(each.message)]
+    assert text.startswith(f"log_completions=True sends the tasks' texts to {place}. AppWorld")
 
 
 def test_all_places_of_completions_are_named_at_once(tmp_path):
-    options = {"push_to_hub": True, "log_completions_hub_repo": "me/table", "report_to": ["wandb", "trackio"]}
-    words = "push_to_hub=True.*; log_completions_hub_repo.*; report_to='wandb'.*; report_to='trackio'"
-    with pytest.warns(UserWarning, match=words):
-        config(tmp_path, log_completions=True, **options)
+    with pytest.warns(UserWarning, match="report_to='wandb'.*; .*report_to='trackio'"):
+        config(tmp_path, log_completions=True, report_to=["wandb", "trackio"])
 
 
 @pytest.mark.parametrize(
@@ -209,12 +205,13 @@ def test_all_places_of_completions_are_named_at_once(tmp_path):
     [
         {"log_completions": True},
         {"log_completions": True, "report_to": "tensorboard"},
+        {"log_completions": True, "push_to_hub": True},  # the upload leaves the tables out
         {"push_to_hub": True, "report_to": ["wandb", "trackio"]},
     ],
 )
 def test_no_warning_where_no_table_of_completions_leaves_the_machine(tmp_path, options):
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*uploads the tasks' texts")
+        warnings.filterwarnings("error", message=".*sends the tasks' texts")
         config(tmp_path, **options)
 
 

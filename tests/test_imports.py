@@ -71,7 +71,10 @@ RULES = {
     # These modules import the libraries of models and figures, and the last two of them TRL.
     "generation": rule(*CORE, "rollout", libraries={*MODEL, "vllm"}),
     "training": rule(*CORE, "objective", "rollout", libraries={*MODEL, "numpy"}),
-    "reporting": rule(*CORE, "rollout", "text", libraries={"matplotlib", "transformers", "tqdm"}),
+    "reporting": rule(
+        *(*CORE, "rollout", "environments.base", "environments.appworld.tasks"),
+        libraries={"matplotlib", "jinja2", "yaml", "huggingface_hub", "transformers", "accelerate", "tqdm"},
+    ),
     "config": rule("objective", libraries={"trl"}),
     "trainer": rule(
         *("config", "objective", "rewards", "text", "rollout", "generation", "training", "reporting"),

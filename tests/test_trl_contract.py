@@ -98,6 +98,7 @@ def test_the_overridden_methods_have_these_signatures():
     assert {"processing_class", "peft_config", "tools", "rollout_func", "environment_factory"} <= {*init.split()}
     assert {"dataloader", "description", "metric_key_prefix"} <= {*parameters(GRPOTrainer.evaluation_loop).split()}
     assert parameters(GRPOTrainer.create_model_card) == "self model_name dataset_name tags"
+    assert parameters(GRPOTrainer._push_from_checkpoint) == "self checkpoint_folder"
     assert parameters(unwrap_model_for_generation) == (
         "model accelerator gather_deepspeed3_params generation_kwargs gradient_checkpointing_kwargs"
     )
@@ -108,10 +109,7 @@ def test_nothing_of_trls_is_hidden_by_accident():
     ours = {name for name in vars(GVPOTrainer) if not name.startswith("__") or name == "__init__"}
     shared = {name for name in ours if hasattr(GRPOTrainer, name)}
     assert shared == {
-        "__init__",
-        "_tag_names",
-        "_name",
-        "_paper",
+        *("__init__", "_tag_names", "_name", "_paper"),
         "_generate_and_score_completions",
         "train",
         "_compute_loss",
@@ -122,6 +120,8 @@ def test_nothing_of_trls_is_hidden_by_accident():
         "log",
         "evaluation_loop",
         "create_model_card",
+        "push_to_hub",
+        "_push_from_checkpoint",
     }
     table = inspect.getdoc(sys.modules[GVPOTrainer.__module__])
     hooks = shared - {"_tag_names", "_name", "_paper"}

@@ -48,9 +48,10 @@ def train(script_args: "ScriptArguments", training_args: "GVPOConfig", model_arg
             )
         trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model(training_args.output_dir)
+        trainer.create_model_card()  # PEFT has just changed the card's metadata
         trainer.accelerator.print(f"saved in {training_args.output_dir}")
         if training_args.push_to_hub:
-            trainer.push_to_hub(dataset_name="appworld")
+            trainer.push_to_hub()
             trainer.accelerator.print(f"pushed to the Hub as {trainer.hub_model_id}")
         trainer.end()
 

@@ -63,6 +63,24 @@ class Score:
         return bool(self.passed) and not self.failed
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSource:
+    """Where an environment's tasks come from. An environment gives it as its attribute `source`, if it knows."""
+
+    name: str
+    """The name of the tasks in a sentence, e.g. `"AppWorld"`."""
+    slug: str
+    """The name of the tasks as an identifier, e.g. `"appworld"`."""
+    description: str = ""
+    """Sentences about how the tasks were made."""
+    is_publishable: bool = False
+    """Whether the texts of the tasks may be uploaded. Tasks without a source count as not publishable."""
+    is_appworld: bool = False
+    """Whether `load_tasks` and `AppWorldEnvironments` read the tasks, so that a model card can show how."""
+    versions: tuple[tuple[str, str], ...] = ()
+    """(name, version) of the programs in which the tasks are done."""
+
+
 class Episode(Protocol):
     """One world with one agent in it. Every method may raise an `EnvironmentFault`."""
 

@@ -82,8 +82,9 @@ def plot_run(
     FigureCanvasAgg(figure)  # this canvas needs no display, and no backend of the user's session
     for axes, (name, unit, label) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
         if name == "tgc":
-            if any("eval_tgc" in entry for entry in history):
-                axes.plot(*series(history, "eval_tgc"), marker="o", label="while training (eval split)")
+            for key in sorted({key for entry in history for key in entry if key.endswith("_tgc")}):
+                which = key.removesuffix("_tgc").removeprefix("eval").lstrip("_") or "eval split"
+                axes.plot(*series(history, key), marker="o", label=f"while training ({which})")
             if held_out:
                 axes.plot(*zip(*held_out, strict=True), marker="s", linestyle="--", label="before and after")
             if axes.lines:

@@ -36,3 +36,16 @@ def summed_advantages(rewards: torch.Tensor, group_size: int, *, every_function_
     # Rewards of opposite signs cancel, so the rounding error of a sum is that of its largest terms.
     terms = rewards.abs().nansum(dim=1).view(-1, group_size).amax(dim=1).repeat_interleave(group_size)  # (B,)
     return advantages.masked_fill(advantages.abs() <= 8 * torch.finfo(rewards.dtype).eps * terms, 0.0)
+
+
+def scaled_by_trl(outcome: torch.Tensor, trl_advantages: torch.Tensor) -> torch.Tensor:
+    """Return TRL's own advantages (B,), but 0 for a tie and NaN for an unscorable row.
+
+    They are kept where TRL's options ask for more than R − mean(R): for a scaling, or for several rewards that are
+    normalized one by one.
+
+    Args:
+        outcome: (B,) outcome advantages: exactly 0 for a tie, NaN for an unscorable row.
+        trl_advantages: (B,) advantages of the same rows, as TRL computed them.
+    """
+    return torch.where((outcome == 0) | outcome.isnan(), outcome, trl_advantages)

@@ -15,6 +15,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from gvpo_trl.environments.appworld.episodes import AppWorldEpisode, ProcessEpis
 from gvpo_trl.environments.appworld.limits import CommonEnvironment, Limits, check_at_least
 from gvpo_trl.environments.appworld.machinery import Machinery, make_machinery
 from gvpo_trl.environments.appworld.prefetch import Places
-from gvpo_trl.environments.appworld.setup import appworld_python
-from gvpo_trl.environments.appworld.tasks import check_root, check_task
+from gvpo_trl.environments.appworld.setup import VERSION, appworld_python
+from gvpo_trl.environments.appworld.tasks import check_root, check_task, task_source
 from gvpo_trl.environments.appworld.workspace import Workspace
 from gvpo_trl.environments.base import ResetResult
 from gvpo_trl.faults import SetupError
@@ -120,6 +121,7 @@ class AppWorldEnvironments(CommonEnvironment):
         if max_output_chars > MAX_OUTPUT_CHARS:
             raise SetupError(f"max_output_chars={max_output_chars!r} must be at most {MAX_OUTPUT_CHARS}")
         self.root = check_root(root)
+        self.source = replace(task_source(self.root), versions=(("appworld", VERSION),))
         self.max_episodes = max_episodes
         if isolation not in ISOLATION:
             raise SetupError(f"isolation={isolation!r} must be one of {', '.join(map(repr, ISOLATION))}")

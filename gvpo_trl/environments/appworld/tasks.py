@@ -3,11 +3,13 @@
 import difflib
 import json
 import os
+import re
 import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gvpo_trl.environments.base import TaskSource
 from gvpo_trl.faults import SetupError
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ DB_VERSION = "0.1.0"
 """Version of the databases that the pinned AppWorld reads."""
 PROMPTS = Path(__file__).with_name("prompts")
 """Holds the named prompts, one text file each."""
+POCKET_MARKER = "pocket.json"
+"""File that `gvpo-trl appworld pocket` writes into a root, and into the ground truth of each of its tasks."""
 PLACEHOLDERS = ("first_name", "last_name", "email", "phone_number", "instruction")
 """Names that a prompt's template can refer to."""
 USER_TEMPLATE = (
@@ -60,6 +64,43 @@ def check_root(root: Path | str | None = None) -> Path:
 def task_folders(root: Path) -> list[Path]:
     """Return the folders of a data root's tasks, in the order of their names."""
     return sorted(entry for entry in (root / "data" / "tasks").iterdir() if entry.is_dir())
+
+
+def task_source(root: Path) -> TaskSource:
+    """Return what is known about the tasks of a data root: the pocket data, or AppWorld's own, which stay private.
+
+    The pocket data has a marker in its root and one in each task, so a root that also holds other tasks counts as
+    AppWorld's.
+    """
+    marked = all((folder / "ground_truth" / POCKET_MARKER).is_file() for folder in task_folders(root))
+    if not (marked and (root / POCKET_MARKER).is_file()):
+        return TaskSource(
+            name="AppWorld", slug="appworld", description="AppWorld asks not to publish its tasks.", is_appworld=True
+        )
+    settings = _read_json(root / POCKET_MARKER)
+    return TaskSource(
+        name="gvpo-trl's pocket data",
+        slug="appworld-pocket",
+        description=(
+            "The pocket data is not AppWorld's benchmark: `gvpo-trl appworld pocket` writes small tasks of its own "
+            f"for AppWorld's apps, made by program from {len(settings['families'])} families with seed "
+            f"{settings['seed']} (format {settings['format']}). Figures on it do not compare with figures on AppWorld."
+        ),
+        is_publishable=True,
+        is_appworld=True,
+    )
+
+
+def matching_prompt(system_text: str) -> tuple[str, str] | None:
+    """Return name and template of the named prompt that a system text was made from; `None` if there is none."""
+    for path in sorted(PROMPTS.glob("*.txt")):
+        template = path.read_text().strip()
+        pattern = re.escape(template)
+        for name in PLACEHOLDERS:
+            pattern = pattern.replace(re.escape(f"${name}"), "[^\\n]+")
+        if re.fullmatch(pattern, system_text):
+            return path.stem, template
+    return None
 
 
 def check_task(root: Path, task_id: str) -> None:

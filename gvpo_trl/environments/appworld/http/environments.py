@@ -26,7 +26,7 @@ from gvpo_trl.environments.appworld.http.server import Server, ServerRefused, Se
 from gvpo_trl.environments.appworld.http.verdicts import verdict_of
 from gvpo_trl.environments.appworld.http.world import ANSWER_TIMEOUT_S, RemoteWorld
 from gvpo_trl.environments.appworld.limits import CommonEnvironment, Limits, check_at_least
-from gvpo_trl.environments.appworld.tasks import check_root, check_task
+from gvpo_trl.environments.appworld.tasks import check_root, check_task, task_source
 from gvpo_trl.environments.appworld.wire import texts
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
 from gvpo_trl.failures import FailureKind
@@ -116,6 +116,7 @@ class RemoteEnvironments(CommonEnvironment):
         check_at_least(0, max_restarts=max_restarts)
         servers = _servers(urls)
         self.root = None if root is None else check_root(root)
+        self.source = None if self.root is None else task_source(self.root)
         self.max_episodes = len(servers)
         self.experiment = f"gvpo-{uuid.uuid4().hex[:12]}"
         """Prefix of the names of this environment's folders below the servers' `experiments/outputs`."""
