@@ -36,3 +36,24 @@ def summed_advantages(rewards: torch.Tensor, group_size: int, *, every_function_
     # Rewards of opposite signs cancel, so the rounding error of a sum is that of its largest terms.
     terms = rewards.abs().nansum(dim=1).view(-1, group_size).amax(dim=1).repeat_interleave(group_size)  # (B,)
     return advantages.masked_fill(advantages.abs() <= 8 * torch.finfo(rewards.dtype).eps * terms, 0.0)
+
+
+def outcome_of_rows(trainer: Any, trl_advantages: torch.Tensor, rewards_per_func: torch.Tensor) -> torch.Tensor:
+    """Return the (B,) outcome advantages of this rank's rows: exactly 0 for a tie, NaN for an unscorable row.
+
+    TRL's own advantages are kept where its options ask for more than R − mean(R): for a scaling, or for several
+    rewards that are normalized one by one.
+
+    Args:
+        trainer: a `GVPOTrainer`.
+        trl_advantages: (B,) advantages of this rank's rows, as TRL computed them.
+        rewards_per_func: (B over all ranks, reward functions) unweighted rewards.
+    """
+    rewards = rewards_per_func * trainer.reward_weights.to(rewards_per_func)
+    normalized = trainer.multi_objective_aggregation == "normalize_then_sum"
+    everyone = summed_advantages(rewards, trainer._group_size, every_function_ties=normalized)
+    rows = trl_advantages.numel()
+    outcome = everyone[trainer.accelerator.process_index * rows :][:rows]
+    if trainer.scale_rewards == "none" and not normalized:
+        return outcome
+    return torch.where((outcome == 0) | outcome.isnan(), outcome, trl_advantages)
