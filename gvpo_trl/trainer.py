@@ -1,9 +1,9 @@
 """`GVPOTrainer`: TRL's `GRPOTrainer` with advantages that differ per step.
 
-The method is in `objective.py`; this module wires it into TRL. The table lists the thirteen hooks, which are the methods
+The method is in `objective.py`; this module wires it into TRL. The table lists the hooks, which are the methods
 of TRL and transformers that the trainer overrides. It says whether each is public, why it is overridden, and which
 test of `tests/test_trl_contract.py` pins it. `test_nothing_of_trls_is_hidden_by_accident` makes sure that there is no
-fourteenth.
+other.
 
     __init__                           public    checks arguments before a model is loaded, sets defaults
                                                  test_the_overridden_methods_have_these_signatures
@@ -21,6 +21,10 @@ fourteenth.
                                                  test_every_term_of_the_loss_is_known
     get_batch_samples                  public    tells the rollout which tasks come next
                                                  test_batches_are_taken_through_one_method
+    _init_training_state               private   restores the buffer, the metrics and the place in a stream
+                                                 test_the_overridden_methods_have_these_signatures
+    _save_checkpoint                   private   saves the buffer, the loss and the metrics that no log has shown
+                                                 test_the_overridden_methods_have_these_signatures
     evaluation_loop                    public    adds TGC and SGC over the whole data set
                                                  test_the_overridden_methods_have_these_signatures
     log                                public    keeps tables of training and evaluations apart
@@ -67,7 +71,7 @@ from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds
 from gvpo_trl.rollout.streams import Streams
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
 from gvpo_trl.training import metrics
-from gvpo_trl.training.advantages import scaled_by_trl, summed_advantages, unscorable_rows
+from gvpo_trl.training.advantages import outcome_of_rows, unscorable_rows
 from gvpo_trl.training.checks import (
     check_chat,
     check_datasets,
@@ -76,12 +80,20 @@ from gvpo_trl.training.checks import (
     check_rows,
     check_sampling,
     failed_tokens,
+    unparsed_responses,
 )
 from gvpo_trl.training.completions import complete_table, emptied, own_table
 from gvpo_trl.training.evaluations import Evaluation
 from gvpo_trl.training.quiet import quieten, report_rows_without_reward, without_dump_of_rows
+from gvpo_trl.training.resume import Resume, last_checkpoint
 from gvpo_trl.training.room import warn_of_little_room
-from gvpo_trl.training.row_skipping import KNOWN_LOSSES, TrainingStep, fingerprint, loss_of_moving_rows
+from gvpo_trl.training.row_skipping import (
+    KNOWN_LOSSES,
+    TrainingStep,
+    fingerprint,
+    loss_of_moving_rows,
+    rows_may_be_skipped,
+)
 from gvpo_trl.training.tool_calls import LoopResult, ToolVerdict, ToolWatch
 
 logger = logging.getLogger(__name__)
@@ -177,6 +189,7 @@ class GVPOTrainer(GRPOTrainer):
         if args.skip_idle_rows and not self._loss_is_known:
             logger.warning("This TRL computes its loss in a way that gvpo_trl does not know: no row is skipped.")
         self._traces = TraceWriter(Path(args.output_dir) / FOLDER, rank=args.process_index)
+        self._resume = Resume(self)
 
     # The method
 
@@ -187,7 +200,7 @@ class GVPOTrainer(GRPOTrainer):
         action_mask = batch["completion_mask"] * batch["tool_mask"]  # (B, T)
         watch = self._call.watch
         failed_mask = failed_tokens(watch.failed_rows() if watch else inputs, action_mask)  # (B, T)
-        outcome = self._outcome_advantages(batch["advantages"], self._call.rewards)  # (B,), NaN where unscorable
+        outcome = outcome_of_rows(self, batch["advantages"], self._call.rewards)  # (B,), NaN where unscorable
         shaped = shape_advantages(
             outcome, action_mask, failed_mask, penalty=self.args.failure_penalty, mode=self.args.shaping
         )
@@ -200,18 +213,10 @@ class GVPOTrainer(GRPOTrainer):
             complete_table(self._logs, inputs, batch["advantages"], action_mask, failed_mask)
         return batch
 
-    def _outcome_advantages(self, trl_advantages: torch.Tensor, rewards_per_func: torch.Tensor) -> torch.Tensor:
-        """Return the (B,) outcome advantages of this rank's rows: exactly 0 for a tie, NaN for an unscorable row."""
-        rewards = rewards_per_func * self.reward_weights.to(rewards_per_func)
-        normalized = self.multi_objective_aggregation == "normalize_then_sum"
-        everyone = summed_advantages(rewards, self._group_size, every_function_ties=normalized)
-        mine = everyone[self.accelerator.process_index * trl_advantages.numel() :][: trl_advantages.numel()]
-        return mine if self.scale_rewards == "none" and not normalized else scaled_by_trl(mine, trl_advantages)
-
     # Hooks that TRL and transformers call
 
-    def train(self, *args, **kwargs):
-        """Train as TRL does, but refuse greedy sampling.
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        """Train as TRL does, but refuse greedy sampling, and resume from the last checkpoint that is complete.
 
         Raises:
             ValueError: sampling is greedy, so every trajectory of a group would have the same turns.
@@ -219,32 +224,20 @@ class GVPOTrainer(GRPOTrainer):
         check_sampling(self.args)
         warn_of_little_room(self, self.train_dataset)
         self._last_loaded_step = -1  # steps are counted anew
-        output = super().train(*args, **kwargs)
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_checkpoint(self.args.output_dir) or True
+        output = super().train(resume_from_checkpoint, *args, **kwargs)
         self._last_loaded_step = -1  # the weights of the best checkpoint may have been loaded
         return output
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
         """Return TRL's loss, computed without the rows that cannot move the weights."""
         step = TrainingStep(
-            rows_may_be_skipped=self._rows_may_be_skipped(inputs),
+            rows_may_be_skipped=self._loss_is_known and rows_may_be_skipped(self, inputs),
             accelerator=self.accelerator,
             is_deepspeed=self.is_deepspeed_enabled,
         )
         return loss_of_moving_rows(super()._compute_loss, model, inputs, step)
-
-    def _rows_may_be_skipped(self, inputs: dict[str, Any]) -> bool:
-        """Whether a row has a gradient only through its advantages, and its tokens scale no other row's loss."""
-        return (
-            self.model.training
-            and self.args.skip_idle_rows
-            and self._loss_is_known
-            and self.beta == 0
-            and not self._entropy_bonus_enabled
-            and not self.aux_loss_enabled
-            and self.top_entropy_quantile == 1.0  # the threshold depends on the entropies of all rows
-            and self.loss_type != "bnpo"
-            and inputs.get("pixel_values") is None  # these have a row per image or tile, not per trajectory
-        )
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
         """Return TRL's (B over all ranks, functions) rewards, NaN for unscorable rows, and keep them to find ties."""
@@ -264,16 +257,8 @@ class GVPOTrainer(GRPOTrainer):
         """Run TRL's rollout, and return each row's conversation in place of TRL's one long message."""
         if self.rollout_func is None:
             return super()._generate(prompts)
-        tokenizer, parsers = self._tokenizer, {}
-        for name in ("response_template", "response_schema"):  # TRL would parse all turns as one response
-            if getattr(tokenizer, name, None) is not None:
-                parsers[name] = getattr(tokenizer, name)
-                setattr(tokenizer, name, None)
-        try:
+        with unparsed_responses(self._tokenizer):  # TRL would parse all turns as one response
             *head, completions, logprobs, extra, images, tool_images = super()._generate(prompts)
-        finally:
-            for name, value in parsers.items():
-                setattr(tokenizer, name, value)
         check_rows(*head[1:], extra.get("failed_mask"))
         if "trajectory" in extra:
             empty = [{"role": "assistant", "content": ""}]  # TRL's tables need a message
@@ -307,6 +292,20 @@ class GVPOTrainer(GRPOTrainer):
         is_last = self.state.global_step + 1 >= self.state.max_steps
         prefetch.expect([*batches, *([] if is_last else self._lookahead.peek())])
         return batches, num_items
+
+    def _init_training_state(self, max_steps, num_update_steps_per_epoch, num_train_epochs, checkpoint, trial):
+        """Restore what TRL's checkpoint leaves out, and return the position in the data at which to go on."""
+        position = super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, checkpoint, trial
+        )
+        return self._resume.begin(checkpoint, *position)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """Write a checkpoint as TRL does, and beside it what TRL leaves out."""
+        run_dir = self._get_output_dir(trial)
+        self._resume.save(run_dir)
+        super()._save_checkpoint(model, trial)
+        self._resume.prune(run_dir)
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix: str = "eval", **kwargs):
         """Evaluate as TRL does, give every metric the prefix, and add TGC and SGC, which count each task only once.

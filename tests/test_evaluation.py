@@ -251,7 +251,9 @@ def test_conversations_are_logged_as_they_were(tmp_path, capsys, monkeypatch, at
         ("user", "Output:\n```\nhello\n\n```"),
         ("assistant", finish(1, 0)),
     ]
-    assert table["advantage"].tolist() == [0.5, -0.5, 0.0, 0.0]
+    lengths = [len(turn) + 1 for turn in (FAIL, finish(0, 1))]  # one token per byte, and the end-of-turn token
+    failing = (1.2 * -0.5 * lengths[0] - 0.5 * lengths[1]) / sum(lengths)
+    assert table["advantage"].tolist() == pytest.approx([0.5, failing, 0.0, 0.0], abs=1e-5)
     if attribute:
         assert getattr(tokenizer, attribute) is not None, "the tokenizer is restored"
 

@@ -41,7 +41,8 @@ class Prefetch:
         ask = getattr(environment, "prefetch", None)
         self._ask = ask if callable(ask) else None
         self._upcoming: list[list[str]] = []
-        self._rolled_out: list[str] | None = None
+        self.rolled_out_last: list[str] | None = None
+        """Tasks of the batch that was rolled out last; a run that resumes sets them again."""
 
     def expect(self, batches: Iterable[Sequence[Mapping[str, Any]]]) -> None:
         """Take note of the rows of the batches that the trainer takes next, in their order.
@@ -55,12 +56,12 @@ class Prefetch:
             if None not in task_ids and task_ids not in upcoming[-1:]:
                 upcoming.append(task_ids)
         self._upcoming = upcoming
-        if upcoming[:1] == [self._rolled_out]:
+        if upcoming[:1] == [self.rolled_out_last]:
             self.rolled_out(upcoming[0])
 
     def rolled_out(self, task_ids: list[str]) -> None:
         """Take note that the rollout of a batch is over, and ask for the batch after it if that is known."""
-        self._rolled_out = task_ids
+        self.rolled_out_last = task_ids
         if task_ids in self._upcoming:
             del self._upcoming[: self._upcoming.index(task_ids) + 1]
         if self._ask is not None and self._upcoming:

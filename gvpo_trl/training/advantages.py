@@ -38,14 +38,22 @@ def summed_advantages(rewards: torch.Tensor, group_size: int, *, every_function_
     return advantages.masked_fill(advantages.abs() <= 8 * torch.finfo(rewards.dtype).eps * terms, 0.0)
 
 
-def scaled_by_trl(outcome: torch.Tensor, trl_advantages: torch.Tensor) -> torch.Tensor:
-    """Return TRL's own advantages (B,), but 0 for a tie and NaN for an unscorable row.
+def outcome_of_rows(trainer: Any, trl_advantages: torch.Tensor, rewards_per_func: torch.Tensor) -> torch.Tensor:
+    """Return the (B,) outcome advantages of this rank's rows: exactly 0 for a tie, NaN for an unscorable row.
 
-    They are kept where TRL's options ask for more than R − mean(R): for a scaling, or for several rewards that are
-    normalized one by one.
+    TRL's own advantages are kept where its options ask for more than R − mean(R): for a scaling, or for several
+    rewards that are normalized one by one.
 
     Args:
-        outcome: (B,) outcome advantages: exactly 0 for a tie, NaN for an unscorable row.
-        trl_advantages: (B,) advantages of the same rows, as TRL computed them.
+        trainer: a `GVPOTrainer`.
+        trl_advantages: (B,) advantages of this rank's rows, as TRL computed them.
+        rewards_per_func: (B over all ranks, reward functions) unweighted rewards.
     """
+    rewards = rewards_per_func * trainer.reward_weights.to(rewards_per_func)
+    normalized = trainer.multi_objective_aggregation == "normalize_then_sum"
+    everyone = summed_advantages(rewards, trainer._group_size, every_function_ties=normalized)
+    rows = trl_advantages.numel()
+    outcome = everyone[trainer.accelerator.process_index * rows :][:rows]
+    if trainer.scale_rewards == "none" and not normalized:
+        return outcome
     return torch.where((outcome == 0) | outcome.isnan(), outcome, trl_advantages)

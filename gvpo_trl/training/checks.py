@@ -1,6 +1,7 @@
 """Checks data sets, tokenizers, sampling settings and a rollout's rows, with errors that name the remedy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -181,6 +182,20 @@ def check_rows(
         for row, (marks, ids) in enumerate(zip(masks, completion_ids, strict=True)):
             if len(marks) != len(ids):
                 raise ValueError(f"{name} of row {row} has {len(marks)} values for a completion of {len(ids)} tokens.")
+
+
+@contextmanager
+def unparsed_responses(tokenizer: Any) -> Iterator[None]:
+    """Hide the parsers of a tokenizer, with which TRL would parse a conversation of several turns as one response."""
+    names = ("response_template", "response_schema")
+    parsers = {name: getattr(tokenizer, name) for name in names if getattr(tokenizer, name, None) is not None}
+    for name in parsers:
+        setattr(tokenizer, name, None)
+    try:
+        yield
+    finally:
+        for name, value in parsers.items():
+            setattr(tokenizer, name, value)
 
 
 def failed_tokens(rows: Sequence[dict[str, Any]], action_mask: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import ast
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,25 @@ class TrainingStep:
     accelerator: Accelerator
     is_deepspeed: bool
     """Whether DeepSpeed runs the backward pass. It counts the micro-batches itself, so none may be left out."""
+
+
+def rows_may_be_skipped(trainer: Any, inputs: Mapping[str, Any]) -> bool:
+    """Whether a row has a gradient only through its advantages, and its tokens scale no other row's loss.
+
+    Args:
+        trainer: a `GVPOTrainer` whose loss is known.
+        inputs: the micro-batch.
+    """
+    return (
+        trainer.model.training
+        and trainer.args.skip_idle_rows
+        and trainer.beta == 0
+        and not trainer._entropy_bonus_enabled
+        and not trainer.aux_loss_enabled
+        and trainer.top_entropy_quantile == 1.0  # the threshold depends on the entropies of all rows
+        and trainer.loss_type != "bnpo"
+        and inputs.get("pixel_values") is None  # these have a row per image or tile, not per trajectory
+    )
 
 
 class ComputedRows:
