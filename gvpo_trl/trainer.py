@@ -114,8 +114,8 @@ class GVPOTrainer(GRPOTrainer):
             args = GVPOConfig(f"{Path(name).name or 'model'}-GVPO")
         if not isinstance(args, GVPOConfig):
             raise ValueError(f"args is a {type(args).__name__}; GVPOTrainer needs a GVPOConfig.")
-        check_rollout(kwargs)
         check_datasets(train_dataset, eval_dataset)
+        check_rollout(kwargs, train_dataset)
         turn_ends = check_chat(model, kwargs.get("processing_class"), args, train_dataset)
         self._call = _Call()
         self._outcomes: list[tuple[str, bool | None]] = []

@@ -6,22 +6,29 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from gvpo_trl.environments.interface import try_environment
 from gvpo_trl.rollout.chat import Chat
 
 
-def check_rollout(options: Mapping[str, Any]) -> None:
-    """Check that a rollout function alone runs the trajectories.
+def check_rollout(options: Mapping[str, Any], dataset: Any) -> None:
+    """Check that a rollout function alone runs the trajectories, and that its environment keeps the protocol.
 
     Args:
         options: the trainer's keyword arguments.
+        dataset: the training tasks; an episode of the first one is tried.
 
     Raises:
-        ValueError: `rollout_func` is missing, or TRL's own loop is asked for as well.
+        ValueError: `rollout_func` is missing, TRL's own loop is asked for as well, or a method or a result of the
+            environment is wrong (`SetupError`).
     """
     if options.get("rollout_func") is None:
         raise ValueError("rollout_func is missing; pass MultiTurnRollout(environments).")
     if options.get("tools") or options.get("environment_factory"):
         raise ValueError("tools and environment_factory are TRL's own loop; GVPOTrainer takes rollout_func alone.")
+    environment = getattr(options["rollout_func"], "environments", None)
+    first = next(iter(dataset), {})
+    if environment is not None and "task_id" in first:
+        try_environment(environment, first["task_id"])
 
 
 def check_datasets(train_dataset: Any, eval_dataset: Any) -> None:
