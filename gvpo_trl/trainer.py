@@ -75,6 +75,7 @@ from gvpo_trl.training.advantages import outcome_of_rows, unscorable_rows
 from gvpo_trl.training.checks import (
     check_chat,
     check_datasets,
+    check_environment_of,
     check_eval_groups,
     check_rollout,
     check_rows,
@@ -170,6 +171,7 @@ class GVPOTrainer(GRPOTrainer):
         check_datasets(
             train_dataset, eval_dataset, environment_factory=kwargs.get("environment_factory"), tools=has_tools
         )
+        check_environment_of(kwargs.get("rollout_func"), train_dataset)
         turn_ends = [] if has_tools else check_chat(model, kwargs.get("processing_class"), args, train_dataset)
         self._tool_hooks = {"verdict": tool_verdict, "faults": tuple(tool_faults)}
         self._call = _Call()

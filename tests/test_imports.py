@@ -54,7 +54,7 @@ RULES = {
     "faults": rule("text"),
     "rewards": rule("environments.base"),
     # The rollout and the environments import no library.
-    "rollout": rule(*CORE, "environments.base"),
+    "rollout": rule(*CORE, "environments.base", "environments.interface"),
     "environments": rule(*CORE),
     "environments.appworld": rule(
         *CORE,
@@ -70,7 +70,7 @@ RULES = {
     "pocket": rule(libraries=APPWORLD),
     # These modules import the libraries of models and figures, and the last two of them TRL.
     "generation": rule(*CORE, "rollout", libraries={*MODEL, "vllm"}),
-    "training": rule(*CORE, "objective", "rollout", libraries={*MODEL, "numpy"}),
+    "training": rule(*CORE, "objective", "rollout", "environments.interface", libraries={*MODEL, "numpy"}),
     "reporting": rule(
         *(*CORE, "rollout", "environments.base", "environments.appworld.tasks"),
         libraries={"matplotlib", "jinja2", "yaml", "huggingface_hub", "transformers", "accelerate", "tqdm"},

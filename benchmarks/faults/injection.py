@@ -112,6 +112,8 @@ class FaultyEnvironments:
         disk: a small file system that holds the outputs, if there is one.
     """
 
+    is_checked = True
+
     def __init__(self, environments: AppWorldEnvironments, *, rate: float, seed: int, disk: Path | None) -> None:
         self.environments = environments
         self.max_episodes = environments.max_episodes

@@ -100,7 +100,11 @@ class Environment(Protocol):
     """Opens the episodes of a whole training run."""
 
     max_episodes: int
-    """How many episodes may be open at once; the rollout loop makes the others wait."""
+    """How many episodes may be open at once; the rollout loop makes the others wait.
+
+    An environment may also have `is_checked = True`, so that a new trainer does not try an episode of it, and a method
+    `prefetch(task_ids)`, which is asked to open episodes in advance.
+    """
 
     def open(self, task_id: str) -> Episode:
         """Open a fresh episode of the task; thread-safe.

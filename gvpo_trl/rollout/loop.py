@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gvpo_trl.environments.base import Environment, Episode, Score, StepResult
+from gvpo_trl.environments.interface import checked_episode, checked_score, checked_step
 from gvpo_trl.failures import classify_step
 from gvpo_trl.faults import EnvironmentFault, EnvironmentsExhausted, GenerationFault
 from gvpo_trl.rollout.chat import Chat
@@ -335,7 +336,7 @@ class RolloutLoop:
 
     def _open(self, attempt: _Attempt) -> Episode:
         with self.clock.running("environment"):
-            episode = self.environment.open(attempt.task_id)
+            episode = checked_episode(self.environment.open(attempt.task_id), type(self.environment).__name__)
         attempt.opened_at = time.perf_counter()
         return episode
 
@@ -346,7 +347,7 @@ class RolloutLoop:
             return StepResult(text=NO_CODE_OBSERVATION, failure=None)
         started = time.perf_counter()
         with self.clock.running("environment"):
-            result = episode.step(code)
+            result = checked_step(episode.step(code), type(episode).__name__)
         seconds = time.perf_counter() - started
         return replace(result, api_calls=tuple(map(spelled_out, result.api_calls)), seconds=seconds)
 
@@ -354,7 +355,7 @@ class RolloutLoop:
         started = time.perf_counter()
         with self.clock.running("environment"):
             try:
-                score = episode.score()
+                score = checked_score(episode.score(), type(episode).__name__)
             finally:
                 _close_episode(episode)
         passed, failed = (tuple(map(spelled_out, texts)) for texts in (score.passed, score.failed))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from gvpo_trl.environments.interface import try_environment
 from gvpo_trl.rollout.chat import Chat
 
 
@@ -39,6 +40,24 @@ def check_rollout(options: Mapping[str, Any], failure_span: str, hooks: Sequence
     if not has_tools and any(hooks):
         raise ValueError("tool_verdict and tool_faults are about tools; pass tools or environment_factory as well.")
     return has_tools
+
+
+def check_environment_of(rollout_func: Any, dataset: Any) -> None:
+    """Check that the environment of a rollout function keeps the protocol.
+
+    Args:
+        rollout_func: a rollout function; one without an environment, or `None`, is not looked at.
+        dataset: the training tasks; an episode of the first one is tried.
+
+    Raises:
+        SetupError: a method or a result of the environment is wrong.
+    """
+    environment = getattr(rollout_func, "environments", None)
+    if environment is None:
+        return
+    first = next(iter(dataset), {})
+    if "task_id" in first:
+        try_environment(environment, first["task_id"])
 
 
 def check_datasets(

@@ -21,6 +21,8 @@ class ToyEnvironment:
         score: returns the score for the final namespace of the agent's code.
     """
 
+    is_checked = True
+
     def __init__(
         self,
         max_episodes: int = 16,

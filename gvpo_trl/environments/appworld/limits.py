@@ -52,6 +52,9 @@ class CommonEnvironment:
         limits: the limits of every episode.
     """
 
+    is_checked = True
+    """Tells the trainer that it need not try an episode, which would start processes before the model is loaded."""
+
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._owner = os.getpid()
