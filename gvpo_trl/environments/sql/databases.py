@@ -199,7 +199,9 @@ class _Maker:
     def _link(self, place: int, here: _Kind, there: _Kind) -> None:
         there.home = "id"
         columns = [f"{kind.noun}_{kind.columns['id']}" for kind in (here, there)]
-        pairs = {row["id"]: other["id"] for row, other in zip(here.rows, self._rng.sample(there.rows, ROWS), strict=True)}
+        pairs = {
+            row["id"]: other["id"] for row, other in zip(here.rows, self._rng.sample(there.rows, ROWS), strict=True)
+        }
         rows = list(pairs.items())
         self._rng.shuffle(rows)
         link = Table(f"{here.noun}_{there.noun}", [(column, NUMERIC) for column in columns], rows)

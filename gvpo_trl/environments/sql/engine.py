@@ -3,9 +3,9 @@ r"""Runs the SQL of an agent on one database, within limits, and says how it fai
 Five layers keep a hostile query in its place. The database is in memory, and the connection only reads it. An
 authorizer allows reading the task's tables and a list of functions, and nothing else. SQLite's own limits bound the
 length of each value and the size of a statement. A progress handler counts the operations of a step and ends it at a
-fixed number, so the verdict does not depend on the machine's load. `PRAGMA hard_heap_limit`, which holds for the whole
-process, bounds the memory. What runs between two operations, such as the parser, is not counted: the process that
-holds the engine is restricted and has a deadline as well (`worker.py`, `client.py`).
+fixed number, so the verdict does not depend on the machine's load. `limit_heap` bounds the memory of the whole process.
+What runs between two operations, such as the parser, is not counted: the process that holds the engine is restricted
+and has a deadline as well (`worker.py`, `client.py`).
 """
 
 import contextlib
@@ -73,7 +73,7 @@ class Limits:
     characters: int = 2000
     """Characters that a step shows."""
     memory_bytes: int = 32_000_000
-    """Heap of SQLite in the process."""
+    """Heap of SQLite in the process; `limit_heap` puts it in force."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +112,6 @@ class Database:
         self._tables = {table.name for table in tables}
         for setting in ("page_size=1024", "temp_store=MEMORY", "trusted_schema=OFF", "cell_size_check=ON"):
             self._connection.execute(f"PRAGMA {setting}")
-        self._connection.execute(f"PRAGMA hard_heap_limit={limits.memory_bytes}")
         for table in tables:
             self._connection.execute(table.ddl)
             marks = ", ".join("?" * len(table.columns))
@@ -236,7 +235,9 @@ class Database:
                 return sqlite3.SQLITE_OK
             return self._refuse(f"table {first} must not be read")
         if action == sqlite3.SQLITE_FUNCTION:
-            return sqlite3.SQLITE_OK if second.lower() in FUNCTIONS else self._refuse(f"function {second} is not allowed")
+            return (
+                sqlite3.SQLITE_OK if second.lower() in FUNCTIONS else self._refuse(f"function {second} is not allowed")
+            )
         if action == sqlite3.SQLITE_PRAGMA:
             if first.lower() in PRAGMAS:
                 self._read_schema = True
@@ -263,6 +264,12 @@ class Database:
             raise ValueError(self._problem)
         self._given = values
         return "taken"
+
+
+def limit_heap(limit_bytes: int) -> None:
+    """Limit the heap of SQLite in this process, for good: the limit holds for all connections and is never raised."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(f"PRAGMA hard_heap_limit={limit_bytes}")
 
 
 def split_statements(code: str) -> list[str]:

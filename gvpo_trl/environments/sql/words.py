@@ -37,8 +37,10 @@ class Words:
 
 
 def _pool(**texts: str) -> Words:
-    return Words(**{name: tuple(text.split()) for name, text in texts.items() if name != "property_columns"}
-                 | {"property_columns": tuple(tuple(pair.split("/")) for pair in texts["property_columns"].split())})
+    return Words(
+        **{name: tuple(text.split()) for name, text in texts.items() if name != "property_columns"}
+        | {"property_columns": tuple(tuple(pair.split("/")) for pair in texts["property_columns"].split())}
+    )
 
 
 POOLS: dict[str, Words] = {

@@ -13,7 +13,7 @@ from collections import OrderedDict
 
 from gvpo_trl import sandbox
 from gvpo_trl.environments.sql.databases import build
-from gvpo_trl.environments.sql.engine import Database, Limits
+from gvpo_trl.environments.sql.engine import Database, Limits, limit_heap
 from gvpo_trl.environments.sql.tasks import load_task
 from gvpo_trl.failures import FailureKind
 
@@ -26,6 +26,7 @@ def main() -> None:
     """Answer the requests on the standard input until it is closed."""
     limits = Limits(**json.loads(sys.argv[1]))
     requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    limit_heap(limits.memory_bytes)
     _rehearse(limits)
     sandbox.restrict(
         keep_fds=(requests.fileno(), answers),
