@@ -44,11 +44,14 @@ class Snippets:
     shows_42: str
     """Code that shows 42."""
     keeps: tuple[str, str, str] | None
-    """Code that keeps a value, code that fails, and code that then shows 42 by means of the value. `None` if the steps of
-    an episode share no state."""
+    """Code that keeps a value, code that fails, and code that then shows 42 by means of the value.
+
+    `None` if the steps of an episode share no state."""
     leaks: tuple[str, str, str] | None
-    """Code of one episode that tries to change another one, code of the other that shows `True` if that worked, and code
-    of the other that must fail at run time. `None` if the steps of an episode share no state."""
+    """Code of one episode that tries to change another one, and two pieces of code of the other one.
+
+    The first of them shows `True` if the change worked, the second must fail at run time. `None` if the steps of an
+    episode share no state."""
     random: str
     """Code whose output must be the same in each episode."""
     busy: str

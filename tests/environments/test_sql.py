@@ -101,7 +101,7 @@ def test_each_query_needs_what_the_ones_before_it_showed(environments, split, di
 
 
 def test_wrong_answers_get_nothing(environments):
-    """No answer, an answer with more values, two answers, the values in another order, and a number that is off by one."""
+    """No answer, one value too many, two answers, the values in another order, and a number that is off by one."""
     for split in SHAPES:
         for task_id in ids(split, 3, 2):
             task = load_task(task_id)
@@ -115,7 +115,6 @@ def test_wrong_answers_get_nothing(environments):
                 "SELECT answer(NULL, NULL, NULL)",
             ):
                 assert play(environments, task_id, [sql])[1].reward == 0, sql
-            assert not play(environments, task_id, [f"SELECT answer({first}, {second}, {last + 1})"])[1].success
             steps, score = play(
                 environments, task_id, [f"SELECT answer({first}, {second}, {last + 1})", *task.queries]
             )

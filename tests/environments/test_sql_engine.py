@@ -56,10 +56,11 @@ def test_the_clock_stops_a_query_too():
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_a_plain_connection_would_not_refuse(name):
+def test_a_plain_connection_would_not_refuse(name, tmp_path, monkeypatch):
     """The control of the authorizer: most forbidden statements work on a connection without it."""
     import sqlite3
 
+    monkeypatch.chdir(tmp_path)
     plain = sqlite3.connect(":memory:", isolation_level=None)
     for table in TASK.tables:
         plain.execute(table.ddl)
@@ -166,7 +167,7 @@ def test_right_values():
 
 
 def test_a_worker_gives_up_files_and_processes():
-    """The worker program, with an engine that opens a file: the kernel refuses it. Without the restriction it works."""
+    """A worker whose engine lists a folder: the kernel refuses it. Without the restriction it works."""
     program = (
         "import os, sys\n"
         "from gvpo_trl.environments.sql import engine, worker\n"

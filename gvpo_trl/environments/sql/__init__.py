@@ -14,9 +14,9 @@ The contract between an agent and the environment:
 - **Action.** The code of a turn is a fenced block with the label `sql` or `sqlite`. Its statements run in order, and
   the first error ends the step.
 - **Observation.** Each statement shows its column names and at most `max_rows` rows.
-- **Answer.** A statement that calls `answer(...)`, with one argument for each value that the question asks for, ends the
-  episode if the step executes: `SELECT answer(name, weight) FROM ships WHERE id = 12`. Two different answers in one
-  step are an error, and no answer is taken.
+- **Answer.** A statement that calls `answer(...)`, with one argument for each value that the question asks for, ends
+  the episode if the step executes: `SELECT answer(name, weight) FROM ships WHERE id = 12`. Two different answers in
+  one step are an error, and no answer is taken.
 - **Verdict.** `SYNTAX`: the parser refused the text. `RUNTIME`: any other error of SQLite, such as an unknown column.
   `TIMEOUT`: the step used up its operations or its time. `MEMORY`: a value or the query became too large.
   `FORBIDDEN`: the step would write, attach, set a pragma or call a function that is not allowed. `NO_CODE`: the block

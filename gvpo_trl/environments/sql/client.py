@@ -39,8 +39,8 @@ class SqlEnvironments:
         max_episodes: how many episodes may be open at once; `open` waits for a place.
         workers: the most processes that run steps; by default one for each core, and at least two.
         step_timeout_s: seconds that a step may take.
-        max_operations: operations of SQLite's virtual machine that a step may take. This limit is reached first, so that
-            the verdict does not depend on the load of the machine.
+        max_operations: operations of SQLite's virtual machine that a step may take. This limit is reached first, so
+            that the verdict does not depend on the load of the machine.
         max_rows: rows that a statement shows.
 
     Raises:

@@ -3,8 +3,8 @@ r"""Runs the SQL of an agent on one database, within limits, and says how it fai
 Five layers keep a hostile query in its place. The database is in memory, and the connection only reads it. An
 authorizer allows reading the task's tables and a list of functions, and nothing else. SQLite's own limits bound the
 length of each value and the size of a statement. A progress handler counts the operations of a step and ends it at a
-fixed number, so the verdict does not depend on the machine's load. `limit_heap` bounds the memory of the whole process.
-What runs between two operations, such as the parser, is not counted: the process that holds the engine is restricted
+fixed number, so the verdict does not depend on the machine's load. `limit_heap` bounds the memory of the process. What
+runs between two operations, such as the parser, is not counted: the process that holds the engine is restricted
 and has a deadline as well (`worker.py`, `client.py`).
 """
 
@@ -20,15 +20,22 @@ from gvpo_trl.failures import FailureKind
 from gvpo_trl.text import printable_line
 
 FUNCTIONS = frozenset(
-    "abs answer avg cast ceil ceiling char coalesce concat concat_ws count cume_dist dense_rank first_value floor"
-    " glob group_concat hex ifnull iif instr lag last_value lead length like lower ltrim max min mod nth_value ntile"
-    " nullif percent_rank power quote rank replace round row_number rtrim sign sqrt string_agg substr substring"
-    " sum total trim typeof unicode upper".split()
+    {
+        "answer",
+        *("char", "coalesce", "concat", "concat_ws", "glob", "hex", "ifnull", "iif"),
+        *("instr", "length", "like", "lower", "ltrim", "nullif", "quote", "replace"),
+        *("rtrim", "substr", "substring", "trim", "typeof", "unicode", "upper"),
+        *("abs", "ceil", "ceiling", "floor", "mod", "power", "round", "sign"),
+        *("sqrt",),
+        *("avg", "count", "group_concat", "max", "min", "string_agg", "sum", "total"),
+        *("cume_dist", "dense_rank", "first_value", "lag", "last_value", "lead", "nth_value", "ntile"),
+        *("percent_rank", "rank", "row_number"),
+    }
 )
 """Functions that a query may call. Those of chance and of the clock are missing: the same query gives the same rows.
 
-`printf` and `format` are missing as well: a width of a billion keeps them busy for seconds, and no limit of SQLite ends
-a single call.
+`printf` and `format` are missing as well: a width of a billion keeps them busy for seconds, and no limit of SQLite
+ends a single call.
 """
 PRAGMAS = frozenset({"table_info", "table_xinfo", "table_list", "foreign_key_list"})
 CATALOGUE = frozenset({"sqlite_master", "sqlite_schema"})
@@ -300,7 +307,7 @@ def is_right(given: object, expected: int | str) -> bool:
 
 
 def right_values(given: Sequence[object] | None, expected: Sequence[int | str]) -> list[bool]:
-    """Return for each expected value whether it was given in its place. An answer with too many values has none right."""
+    """Return for each expected value whether it was given in its place. With too many values, none is right."""
     if given is None or len(given) > len(expected):
         return [False] * len(expected)
     padded = [*given, *[None] * (len(expected) - len(given))]

@@ -56,7 +56,8 @@ def load_tasks(
     """Make tasks with their prompts.
 
     Args:
-        split_or_ids: `"train"`, `"dev"`, `"test"`, or task ids. (`"warm"` draws from the words and shapes of all splits.)
+        split_or_ids: `"train"`, `"dev"`, `"test"`, `"warm"` (words and shapes of all splits, for a warm start), or
+            task ids.
         difficulties: the difficulties from 1 to 3; all of them by default.
         count: the number of tasks of each difficulty. Three consecutive tasks ask about one database. More tasks never
             change the first ones.

@@ -48,8 +48,8 @@ POOLS: dict[str, Words] = {
         nouns="ship port crew farm mill barn shop clerk bridge river tower guard engine cabin wagon field",
         affixes="* *s t_* *_list",
         measures="weight price length depth speed width score rating",
-        names="Nova Orion Delta Ember Falcon Granite Harbor Indigo Juniper Kestrel Linden Maple Nimbus Onyx Pepper Quartz"
-        " Raven Sable Tundra Umber Velvet Willow Xenon Yarrow Zephyr Acorn Birch Cedar Dune Elm Fjord Grove",
+        names="Nova Orion Delta Ember Falcon Granite Harbor Indigo Juniper Kestrel Linden Maple Nimbus Onyx Pepper"
+        " Quartz Raven Sable Tundra Umber Velvet Willow Xenon Yarrow Zephyr Acorn Birch Cedar Dune Elm Fjord Grove",
         groups="red blue green amber",
         id_columns="id key no",
         name_columns="name title label",
@@ -62,7 +62,8 @@ POOLS: dict[str, Words] = {
         nouns="hotel guest pilot plane camera studio tunnel mine",
         affixes="all_* *_table",
         measures="volume height power",
-        names="Basil Clover Dahlia Fennel Ginger Hazel Ivy Jasmine Lotus Mint Nettle Olive Poppy Rosemary Saffron Thyme",
+        names="Basil Clover Dahlia Fennel Ginger Hazel Ivy Jasmine Lotus Mint Nettle Olive Poppy Rosemary Saffron"
+        " Thyme",
         groups="teal ivory coral",
         id_columns="code",
         name_columns="caption",
@@ -75,8 +76,8 @@ POOLS: dict[str, Words] = {
         nouns="museum statue tenant castle rocket orbit vessel garden archive editor",
         affixes="tbl_* *_data",
         measures="range cost area mass",
-        names="Atlas Borealis Cosmo Draco Eos Fornax Gaia Hydra Io Janus Kepler Lyra Mira Norma Oberon Pallas Rhea Sirius"
-        " Titan Vega",
+        names="Atlas Borealis Cosmo Draco Eos Fornax Gaia Hydra Io Janus Kepler Lyra Mira Norma Oberon Pallas Rhea"
+        " Sirius Titan Vega",
         groups="gold silver bronze",
         id_columns="ref num",
         name_columns="tag alias",

@@ -1,9 +1,9 @@
 """The program of a worker process: it runs the SQL of episodes, one step after another.
 
-`client.py` starts it with `python -m`, and is the only one that talks to it. Each message is one line of JSON. A worker
-keeps the databases of some tasks open, and nothing else of an episode: a step needs only the task's id and the code.
-It gives up files, processes and sockets before the first step (`gvpo_trl.sandbox`), and it dies with the process that
-started it.
+`client.py` starts it with `python -m`, and is the only one that talks to it. Each message is one line of JSON. A
+worker keeps the databases of some tasks open, and nothing else of an episode: a step needs only the task's id and the
+code. It gives up files, processes and sockets before the first step (`gvpo_trl.sandbox`), and it dies with the process
+that started it.
 """
 
 import json
