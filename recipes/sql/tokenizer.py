@@ -23,7 +23,8 @@ CHUNKS = (
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Make the tokenizer, always with the same ids."""
     words = POOLS["warm"]
-    pieces = [piece for affix in (*words.affixes, *words.next_columns) for piece in affix.split("*") if len(piece) > 1]
+    pieces = [piece for affix in words.affixes for piece in affix.split("*") if len(piece) > 1]
+    pieces += [form.removesuffix("_*") for form in words.next_columns]
     columns = [*words.id_columns, *words.name_columns, *words.group_columns]
     columns += [name for pair in words.property_columns for name in pair]
     tokens = [part for part in re.findall(r"[^.]+\.? ?", SYSTEM) if len(part) > 1]
@@ -32,7 +33,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokens += [f"_{name}" for name in (*words.id_columns, *words.name_columns)]
     tokens += [str(number) for number in range(10, 100)]
     # "no" is a token only where it stands alone, and so is "36", which "364" does not hold.
-    return make_tokenizer(dict.fromkeys(tokens), alone=r"[A-Za-z]{1,4}|[A-Z]\w+|\d\d")
+    return make_tokenizer(dict.fromkeys(tokens), alone=r"id|key|no|num|ref|tag|[A-Z]\w+|\d\d")
 
 
 def value_tokens() -> list[str]:

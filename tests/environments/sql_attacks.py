@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from gvpo_trl.failures import FailureKind
 
 COUNT = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT {limit})"
-LONG = "replace('" + "a" * 300 + "', 'a', '" + "b" * 300 + "')"
-"""An expression whose value has 90,000 characters."""
+LONG = "replace('" + "a" * 90 + "', 'a', '" + "b" * 100 + "')"
+"""An expression whose value has 9,000 characters."""
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,8 @@ class Attack:
     sql: str
     failure: FailureKind
     control: str
+    also: tuple[FailureKind, ...] = ()
+    """Verdicts of other releases of SQLite, which counts operations in the parser from 3.41 on."""
 
 
 def _cross(count: int) -> str:
@@ -65,7 +67,9 @@ MEMORY = {
         FailureKind.MEMORY,
         COUNT.format(limit=50) + " SELECT group_concat(x) FROM c",
     ),
-    "a parse tree that doubles": Attack(_doubling(40), FailureKind.MEMORY, _doubling(3)),
+    "a parse tree that doubles": Attack(
+        _doubling(40), FailureKind.MEMORY, _doubling(3), also=(FailureKind.TIMEOUT, FailureKind.RUNTIME)
+    ),
     "a long text": Attack("SELECT 1 /* " + "x" * 20_000 + " */", FailureKind.MEMORY, "SELECT 1 /* x */"),
 }
 READ = "SELECT count(*) FROM {table}"

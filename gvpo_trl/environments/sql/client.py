@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -112,7 +112,14 @@ class SqlEnvironments:
 class SqlEpisode:
     """One attempt at a question. The first answer that a step gives is the answer of the episode."""
 
-    def __init__(self, reset: ResetResult, parts, expected, workers: "_Workers", release):
+    def __init__(
+        self,
+        reset: ResetResult,
+        parts: Sequence[str],
+        expected: Sequence[int | str],
+        workers: "_Workers",
+        release: Callable[[], None],
+    ):
         self.reset = reset
         self._parts, self._expected, self._workers, self._release = parts, expected, workers, release
         self._answer: list | None = None

@@ -23,7 +23,9 @@ VERSION = 1
 ROWS = 12
 """Rows of a table, and things in a table with a row for each measure."""
 DISTRACTORS = 3
-"""Tables that no question needs."""
+"""Tables that no question needs. There are fewer where a database would have more than `MAX_TABLES` tables."""
+MAX_TABLES = 8
+"""Tables of a database. The list of them fits one observation."""
 LIST_TABLES = "SELECT name FROM sqlite_master"
 """The query that begins every solution."""
 
@@ -146,7 +148,7 @@ class _Maker:
         for place, kind in enumerate(kinds):
             self._tables += [self._table(each) for each in self._shards.get(place, {"": kind}).values()]
         self._tables += [link for link, _ in self._links.values()]
-        for number in range(DISTRACTORS):
+        for number in range(min(DISTRACTORS, MAX_TABLES - len(self._tables))):
             spare = self._kind(long=False)
             if number == 0:  # A column that looks like a reference is no sign of the chain.
                 spare.columns["hop"] = f"{kinds[0].noun}_{kinds[0].columns['id']}"

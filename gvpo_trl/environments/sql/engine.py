@@ -42,9 +42,9 @@ CATALOGUE = frozenset({"sqlite_master", "sqlite_schema"})
 MAX_STATEMENTS = 8
 MAX_VALUES = 16
 """Arguments of a function, so also the values of an answer."""
-OPERATIONS_BETWEEN_LOOKS = 1000
+OPERATIONS_BETWEEN_LOOKS = 100
 _LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: 100_000,
+    sqlite3.SQLITE_LIMIT_LENGTH: 10_000,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 10_000,
     sqlite3.SQLITE_LIMIT_COLUMN: 64,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 64,
@@ -72,7 +72,7 @@ class Limits:
     operations: int = 2_000_000
     """Operations of SQLite's virtual machine in a step: about a tenth of a second."""
     seconds: float = 5.0
-    """Wall time of a step, for a machine that is too busy to reach `operations`."""
+    """Wall time of a step, for a busy machine and for functions that are slow on long values."""
     rows: int = 8
     """Rows that a statement shows."""
     cell: int = 200
