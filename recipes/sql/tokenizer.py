@@ -23,14 +23,12 @@ CHUNKS = (
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Make the tokenizer, always with the same ids."""
     words = POOLS["warm"]
-    pieces = [piece for affix in words.affixes for piece in affix.split("*") if len(piece) > 1]
-    pieces += [form.removesuffix("_*") for form in words.next_columns]
+    pieces = _pieces()
     columns = [*words.id_columns, *words.name_columns, *words.group_columns]
     columns += [name for pair in words.property_columns for name in pair]
     tokens = [part for part in re.findall(r"[^.]+\.? ?", SYSTEM) if len(part) > 1]
     tokens += CHUNKS
     tokens += [*words.nouns, *words.measures, *words.names, *words.groups, *columns, *pieces, *words.parts]
-    tokens += [f"_{name}" for name in (*words.id_columns, *words.name_columns)]
     tokens += [str(number) for number in range(10, 100)]
     # "no" is a token only where it stands alone, and so is "36", which "364" does not hold.
     return make_tokenizer(dict.fromkeys(tokens), alone=r"id|key|no|num|ref|tag|[A-Z]\w+|\d\d")
@@ -40,4 +38,16 @@ def value_tokens() -> list[str]:
     """List the words that a query has to copy from the question or an observation."""
     words = POOLS["warm"]
     columns = [*words.id_columns, *words.name_columns, *words.group_columns]
-    return [*words.nouns, *words.measures, *words.names, *words.groups, *columns, *map(str, range(10, 100))]
+    columns += [name for pair in words.property_columns for name in pair]
+    return [
+        *(*words.nouns, *words.measures, *words.names, *words.groups, *columns, *_pieces(), "s"),
+        *map(str, range(10, 100)),
+    ]
+
+
+def _pieces() -> list[str]:
+    """List what stands before or behind a word in names of tables and columns."""
+    words = POOLS["warm"]
+    pieces = [piece for affix in words.affixes for piece in affix.split("*") if len(piece) > 1]
+    pieces += [form.removesuffix("_*") for form in words.next_columns]
+    return pieces + [f"_{name}" for name in (*words.id_columns, *words.name_columns)]

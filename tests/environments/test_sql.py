@@ -5,7 +5,10 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -290,6 +293,47 @@ def test_workers_outlive_the_thread_that_needed_them_first():
         first = set(workers_of(os.getpid())) - before
         play(environments, "sql/train/1/0_1", ["SELECT 1"])
         assert len(first) == 1 and set(workers_of(os.getpid())) - before == first
+
+
+def test_workers_die_with_the_trainer():
+    program = (
+        "import os, signal\n"
+        "from gvpo_trl.environments.sql import SqlEnvironments\n"
+        "environments = SqlEnvironments()\n"
+        "environments.start()\n"
+        "print('ready', flush=True)\n"
+        "signal.pause()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout.readline() == "ready\n"
+        (worker,) = workers_of(trainer.pid)
+        trainer.kill()
+    deadline = time.monotonic() + 30
+    while is_alive(worker) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_alive(worker)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_worker_gets_no_secret_of_the_trainer(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    before = set(workers_of(os.getpid()))
+    with SqlEnvironments(workers=1) as environments:
+        environments.start()
+        (worker,) = set(workers_of(os.getpid())) - before
+        try:
+            with open(f"/proc/{worker}/environ") as environment:
+                text = environment.read()
+        except PermissionError:
+            pytest.skip("this user cannot read a restricted process's environment, which is the point")
+    assert "PYTHONPATH" in text and "hf_secret" not in text
 
 
 def test_closed_environments_open_nothing():
