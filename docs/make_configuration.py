@@ -83,8 +83,9 @@ def page() -> str:
         + f"**[GRPOConfig]({DOCUMENTATION}/trl/grpo_trainer#trl.GRPOConfig):** {listed(theirs)}.\n\n"
         + f"**[ModelConfig]({DOCUMENTATION}/trl/clis)**, for the command line alone: "
         + f"{listed(model)}.\n\n"
-        + f"**[TrainingArguments]({DOCUMENTATION}/transformers/main_classes/trainer#transformers.TrainingArguments):** "
-        + "all fields of the transformers Trainer, such as `max_steps`, `save_steps`, `logging_steps` and `report_to`.\n"
+        + f"**[TrainingArguments]({DOCUMENTATION}/transformers/main_classes/trainer#transformers.TrainingArguments"
+        + "):** all fields of the transformers Trainer, such as `max_steps`, `save_steps`, `logging_steps` and "
+        + "`report_to`.\n"
     )
     return "\n".join(parts)
 

@@ -63,6 +63,7 @@ RULES = {
         libraries={"datasets"},
     ),
     "environments.appworld.http": rule(*CORE, "environments.base", "environments.appworld.wire", *HELPERS),
+    "environments.sql": rule(*CORE, "environments.base", "sandbox", libraries={"datasets"}),
     "sandbox": rule(),
     # AppWorld's own Python runs these folders; the trainer's process runs some of them as well.
     "environments.appworld.wire": rule("text"),
@@ -204,6 +205,11 @@ def test_arrows(path):
         ("environments/appworld/engine/worlds/host", "from gvpo_trl.failures import FailureKind", "wire, sandbox"),
         ("environments/appworld/engine/a_new_file", "import torch", "IPython, anyio, appworld"),
         ("environments/appworld/tasks", "import datasets", "inside the function"),
+        (
+            "environments/sql/client",
+            "from gvpo_trl.environments.appworld.tasks import load_tasks",
+            "environments.sql may",
+        ),
         ("a_new_folder/module", "import json", "add its folder to RULES"),
     ],
 )

@@ -97,7 +97,11 @@ class Episode(Protocol):
 
 
 class Environment(Protocol):
-    """Opens the episodes of a whole training run."""
+    """Opens the episodes of a whole training run.
+
+    Its attribute `languages`, if it has one, holds the labels of the fenced blocks that are code, such as `("sql",)`.
+    Without it, Python's labels are code.
+    """
 
     max_episodes: int
     """How many episodes may be open at once; the rollout loop makes the others wait.

@@ -1,13 +1,14 @@
 """`check_environment`: a conformance test for any environment, in the spirit of Gymnasium's `check_env`.
 
-It opens episodes, runs small Python snippets in them and checks the results: verdicts, isolation, deadlines, and the
-faults after an episode's end. The episodes only have to run Python.
+It opens episodes, runs small pieces of code in them and checks the results: verdicts, isolation, deadlines, and the
+faults after an episode's end. The code is Python unless the caller gives `Snippets` of another language.
 """
 
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from gvpo_trl.environments.base import Environment, Episode, Score
 from gvpo_trl.failures import FailureKind
@@ -34,12 +35,57 @@ VERDICTS: dict[str, FailureKind | None] = {
 """Snippets, and the failure kind that each must get; `None` for a success."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snippets:
+    """The code that the checks run, in the language of an environment."""
+
+    verdicts: dict[str, FailureKind | None]
+    """Pieces of code, and the failure kind that each must get; `None` for a success."""
+    shows_42: str
+    """Code that shows 42."""
+    keeps: tuple[str, str, str] | None
+    """Code that keeps a value, code that fails, and code that then shows 42 by means of the value.
+
+    `None` if the steps of an episode share no state."""
+    leaks: tuple[str, str, str] | None
+    """Code of one episode that tries to change another one, and two pieces of code of the other one.
+
+    The first of them shows `True` if the change worked, the second must fail at run time. `None` if the steps of an
+    episode share no state."""
+    random: str
+    """Code whose output must be the same in each episode."""
+    busy: str
+    """Code that executes, and is busy for about a second and a half."""
+    endless: str
+    """Code that never ends."""
+
+
+PYTHON = Snippets(
+    verdicts=VERDICTS,
+    shows_42="print(6 * 7)",
+    keeps=("kept = 41\ndef more():\n    return kept + 1", "1 / 0", "print(more())"),
+    leaks=(
+        "mine = 1\nimport builtins\nbuiltins.leak = 1",
+        "print('mine' in globals(), hasattr(__import__('builtins'), 'leak'))",
+        "mine",
+    ),
+    random="import random\nprint(random.random())",
+    busy=BUSY.format(seconds=1.5),
+    endless=ENDLESS,
+)
+
+
 class EnvironmentCheckError(AssertionError):
     """An environment breaks the protocol; the message lists all checks that failed."""
 
 
 def check_environment(
-    env: Environment, task_id: str, *, step_timeout_s: float | None = None, deadline_slack_s: float = 2.0
+    env: Environment,
+    task_id: str,
+    *,
+    step_timeout_s: float | None = None,
+    deadline_slack_s: float = 2.0,
+    snippets: Snippets = PYTHON,
 ) -> list[str]:
     """Check that an environment keeps the protocol of `environments.base`.
 
@@ -49,6 +95,7 @@ def check_environment(
         step_timeout_s: the environment's deadline for a step; by default its attribute of that name. The deadline is
             not checked where neither is given.
         deadline_slack_s: how many seconds a step may take beyond its deadline.
+        snippets: the code to run.
 
     Returns:
         The names of the checks that passed.
@@ -56,7 +103,8 @@ def check_environment(
     Raises:
         EnvironmentCheckError: a check failed; the message has one line for each failed check.
     """
-    checks = _Checks(env, task_id, step_timeout_s or getattr(env, "step_timeout_s", None), deadline_slack_s)
+    timeout_s = step_timeout_s or getattr(env, "step_timeout_s", None)
+    checks = _Checks(env, task_id, timeout_s, deadline_slack_s, snippets)
     passed, failed = [], []
     for name, check in checks.all().items():
         try:
@@ -72,15 +120,16 @@ def check_environment(
 
 
 class _Checks:
-    def __init__(self, env: Environment, task_id: str, timeout_s: float | None, slack_s: float) -> None:
+    def __init__(
+        self, env: Environment, task_id: str, timeout_s: float | None, slack_s: float, snippets: Snippets
+    ) -> None:
         self.env, self.task_id, self.timeout_s, self.slack_s = env, task_id, timeout_s, slack_s
+        self.snippets = snippets
 
     def all(self) -> dict[str, Callable[[], None]]:
         checks = {
             "reset": self.reset,
             "verdicts": self.verdicts,
-            "state between steps": self.state,
-            "isolation": self.isolation,
             "determinism": self.determinism,
             "steps side by side": self.side_by_side,
             "bound on open episodes": self.bound,
@@ -88,6 +137,10 @@ class _Checks:
             "close": self.close,
             "unknown task": self.unknown_task,
         }
+        if self.snippets.keeps:
+            checks["state between steps"] = self.state
+        if self.snippets.leaks:
+            checks["isolation"] = self.isolation
         return checks if self.timeout_s is None else checks | {"deadline": self.deadline}
 
     def run(self, body: Callable[[Episode], None]) -> None:
@@ -106,30 +159,32 @@ class _Checks:
 
     def verdicts(self) -> None:
         def body(episode: Episode) -> None:
-            for code, kind in VERDICTS.items():
+            for code, kind in self.snippets.verdicts.items():
                 result = episode.step(code)
                 _expect(isinstance(result.text, str), f"{code!r} gave no text")
                 _expect(result.failure == kind, f"{code!r} gave {result.failure!r} instead of {kind!r}: {result.text}")
                 _expect(not result.completed and not result.ended, f"{code!r} completed or ended the episode")
-            _expect("42" in episode.step("print(6 * 7)").text, "the printed text does not come back")
+            _expect("42" in episode.step(self.snippets.shows_42).text, "the printed text does not come back")
 
         self.run(body)
 
     def state(self) -> None:
         def body(episode: Episode) -> None:
-            episode.step("kept = 41\ndef more():\n    return kept + 1")
-            episode.step("1 / 0")
-            _expect("42" in episode.step("print(more())").text, "a variable is gone in the next step")
+            keep, fail, show = self.snippets.keeps
+            episode.step(keep)
+            episode.step(fail)
+            _expect("42" in episode.step(show).text, "a variable is gone in the next step")
 
         self.run(body)
 
     def isolation(self) -> None:
         def body(first: Episode) -> None:
             def inner(second: Episode) -> None:
-                first.step("mine = 1\nimport builtins\nbuiltins.leak = 1")
-                result = second.step("print('mine' in globals(), hasattr(__import__('builtins'), 'leak'))")
+                leak, show, fail = self.snippets.leaks
+                first.step(leak)
+                result = second.step(show)
                 _expect("True" not in result.text, "an episode sees what another one defined")
-                _expect(second.step("mine").failure is FailureKind.RUNTIME, "an episode sees another one's variables")
+                _expect(second.step(fail).failure is FailureKind.RUNTIME, "an episode sees another one's variables")
 
             self.run(inner)
 
@@ -139,7 +194,7 @@ class _Checks:
         def play() -> tuple[list[tuple], tuple]:
             episode = self.env.open(self.task_id)
             try:
-                results = [episode.step(code) for code in [*VERDICTS, "import random\nprint(random.random())"]]
+                results = [episode.step(code) for code in [*self.snippets.verdicts, self.snippets.random]]
                 score = episode.score()
             finally:
                 episode.close()
@@ -156,9 +211,9 @@ class _Checks:
         def body(slow: Episode) -> None:
             def inner(quick: Episode) -> None:
                 with ThreadPoolExecutor(1) as pool:
-                    running = pool.submit(slow.step, BUSY.format(seconds=1.5))
+                    running = pool.submit(slow.step, self.snippets.busy)
                     time.sleep(0.2)
-                    quick.step("print(1)")
+                    quick.step(self.snippets.shows_42)
                     _expect(not running.done(), "a slow step held up another episode's step")
                     _expect(running.result().failure is None, "the slow step failed")
 
@@ -184,11 +239,11 @@ class _Checks:
 
     def score(self) -> None:
         def body(episode: Episode) -> None:
-            episode.step("print(1)")
+            episode.step(self.snippets.shows_42)
             score = episode.score()
             _expect(isinstance(score, Score) and score.passed + score.failed != (), "a score without any test")
             _expect(0 <= score.reward <= 1, f"reward {score.reward}")
-            _raises(EnvironmentFault, lambda: episode.step("print(1)"), "a step after the score")
+            _raises(EnvironmentFault, lambda: episode.step(self.snippets.shows_42), "a step after the score")
 
         self.run(body)
 
@@ -196,7 +251,7 @@ class _Checks:
         episode = self.env.open(self.task_id)
         episode.close()
         episode.close()
-        _raises(EnvironmentFault, lambda: episode.step("print(1)"), "a step after close")
+        _raises(EnvironmentFault, lambda: episode.step(self.snippets.shows_42), "a step after close")
         _raises(EnvironmentFault, episode.score, "a score after close")
 
     def unknown_task(self) -> None:
@@ -205,7 +260,7 @@ class _Checks:
     def deadline(self) -> None:
         def body(episode: Episode) -> None:
             started = time.monotonic()
-            result = episode.step(ENDLESS)
+            result = episode.step(self.snippets.endless)
             seconds = time.monotonic() - started
             _expect(result.failure is FailureKind.TIMEOUT, f"an endless loop gave {result.failure!r}")
             _expect(

@@ -9,7 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-_PYTHON = ("python", "py", "python3")
+PYTHON = ("python", "py", "python3")
+"""Labels of Python blocks, which hold the code unless the environment names other labels."""
 _MARKS = ("```", "~~~", "think>", "<end_code>")
 _TAG = re.compile(r"<(/?)think>")
 _LABEL = re.compile(r"[\w+#-]*")
@@ -43,14 +44,12 @@ class _Fence:
     """The backticks or tildes of the fence."""
     label: str
     """The first word behind the fence; `""` if there is none."""
+    is_code: bool
+    """Whether the label is one of those that mark code."""
     column: int
     indent: int
     """The length of the white space before the fence; 0 if text stands before the fence."""
     behind_text: bool
-
-    @property
-    def is_python(self) -> bool:
-        return self.label in _PYTHON
 
     @property
     def may_be_prose(self) -> bool:
@@ -66,11 +65,11 @@ class _Block:
     is_closed: bool
 
 
-def extract_code(text: str, *, first_block: bool = False) -> Code | None:
+def extract_code(text: str, *, first_block: bool = False, languages: Sequence[str] = PYTHON) -> Code | None:
     """Join the blocks of a turn that hold its code; `None` when there is nothing to run.
 
-    A block begins with a fence of at least three backticks or tildes. `python`, `py` or `python3` (in any case) behind
-    the fence label it as code; more words may follow. Text may stand before a labelled fence. A block without a label
+    A block begins with a fence of at least three backticks or tildes. One of the languages (in any case) behind the
+    fence labels it as code; more words may follow. Text may stand before a labelled fence. A block without a label
     counts only in a turn without labelled blocks, because models write imagined output in such blocks. Blocks of other
     languages and everything inside `<think>` are skipped; a turn with `</think>` alone began inside a thought.
 
@@ -82,8 +81,9 @@ def extract_code(text: str, *, first_block: bool = False) -> Code | None:
     Args:
         text: the turn.
         first_block: whether only the first of the blocks is taken, as AppWorld's own agent does.
+        languages: the labels of blocks that hold code, in lower case.
     """
-    blocks = _find_blocks(text)
+    blocks = _find_blocks(text, languages)
     chosen = [block for block in blocks if block.is_labelled] or blocks
     if first_block:
         chosen = chosen[:1]
@@ -96,7 +96,7 @@ def extract_code(text: str, *, first_block: bool = False) -> Code | None:
     )
 
 
-def _find_blocks(text: str) -> list[_Block]:
+def _find_blocks(text: str, languages: Sequence[str]) -> list[_Block]:
     """Return the blocks that are not blank, not of another language and not in a thought."""
     lines = _marked_lines(text)
     blocks: list[_Block] = []
@@ -106,7 +106,7 @@ def _find_blocks(text: str) -> list[_Block]:
     while place < len(lines):
         start, line = lines[place]
         place += 1
-        fence = _opening(line)
+        fence = _opening(line, languages)
         for tag in _TAG.finditer(line, 0, fence.column if fence else len(line)):
             if tag[1] and not tagged:
                 blocks.clear()
@@ -114,13 +114,15 @@ def _find_blocks(text: str) -> list[_Block]:
         if fence is None or thinking:
             continue
         begin = min(len(text), start + len(line) + 1)
-        ending = _find_end(text, begin, lines, place, fence, may_look_ahead=lookaheads > 0)
+        # Only Python has strings with three quotes, which may hold a fence.
+        may_look_ahead = lookaheads > 0 and "python" in languages
+        ending = _find_end(text, begin, lines, place, fence, languages, may_look_ahead=may_look_ahead)
         lookaheads -= ending.looked_in_vain
         place = ending.place
         body = text[begin : max(begin, ending.position)].removesuffix("\r")
-        if body.strip() and not ending.is_prose and (fence.is_python or not fence.label):
+        if body.strip() and not ending.is_prose and (fence.is_code or not fence.label):
             span = (begin, begin + len(body))
-            blocks.append(_Block(_dedented(body, fence), span, fence.is_python, ending.closed))
+            blocks.append(_Block(_dedented(body, fence), span, fence.is_code, ending.closed))
     return blocks
 
 
@@ -139,7 +141,7 @@ def _trimmed(line: str) -> str:
     return line.rstrip().removesuffix("<end_code>").rstrip()
 
 
-def _opening(line: str) -> _Fence | None:
+def _opening(line: str, languages: Sequence[str]) -> _Fence | None:
     """Return the fence with which the line opens a block; `None` if the line opens none."""
     line = _trimmed(line)
     end = max(line.rfind("```"), line.rfind("~~~")) + 3
@@ -148,9 +150,10 @@ def _opening(line: str) -> _Fence | None:
     character = line[end - 1]
     before, info = line[:end].rstrip(character), line[end:]
     behind_text = bool(before.strip())
-    fence = _Fence(line[len(before) : end], _label(info), len(before), 0 if behind_text else len(before), behind_text)
+    label, indent = _label(info), 0 if behind_text else len(before)
+    fence = _Fence(line[len(before) : end], label, label in languages, len(before), indent, behind_text)
     has_words = len(info.split(maxsplit=1)) > 1
-    is_sentence = has_words and not fence.is_python and (behind_text or info[0].isspace())
+    is_sentence = has_words and not fence.is_code and (behind_text or info[0].isspace())
     is_inline = (character == "`" and "`" in info) or (behind_text and character * 3 in before)
     is_stray = behind_text and (not fence.label or info.rstrip().endswith((".", ",", ";", "!", "?")))
     return None if is_sentence or is_inline or is_stray else fence
@@ -189,10 +192,17 @@ class _Ending:
 
 
 def _find_end(
-    text: str, begin: int, lines: Sequence[tuple[int, str]], place: int, fence: _Fence, *, may_look_ahead: bool
+    text: str,
+    begin: int,
+    lines: Sequence[tuple[int, str]],
+    place: int,
+    fence: _Fence,
+    languages: Sequence[str],
+    *,
+    may_look_ahead: bool,
 ) -> _Ending:
     """Find the end of the block whose code begins at `begin` and whose next marked line is `lines[place]`."""
-    may_be_code = fence.is_python or not fence.label
+    may_be_code = fence.is_code or not fence.label
     lexer = _Lexer(text, begin) if may_be_code and may_look_ahead else None
     in_string: _Ending | None = None  # The end of the block if the string that hides it never ends.
     for number in range(place, len(lines)):
@@ -200,7 +210,7 @@ def _find_end(
         length = _code_length(line, fence)
         if length is not None:
             ending = _Ending(number + 1, start + length if length else start - 1, closed=True)
-        elif may_be_code and _begins_labelled_block(line, fence):
+        elif may_be_code and _begins_labelled_block(line, fence, languages):
             ending, length = _Ending(number, start - 1, is_prose=fence.may_be_prose), 0
         else:
             continue
@@ -215,10 +225,10 @@ def _find_end(
     return _Ending(len(lines), len(text))
 
 
-def _begins_labelled_block(line: str, fence: _Fence) -> bool:
+def _begins_labelled_block(line: str, fence: _Fence, languages: Sequence[str]) -> bool:
     """Whether a line inside a block begins another one, because the block's own fence was stray or is not closed."""
-    other = _opening(line)
-    if other is None or not other.is_python or other.behind_text:
+    other = _opening(line, languages)
+    if other is None or not other.is_code or other.behind_text:
         return False
     return not fence.label or len(other.mark) >= len(fence.mark)
 

@@ -27,7 +27,7 @@ from gvpo_trl.failures import classify_step
 from gvpo_trl.faults import EnvironmentFault, EnvironmentsExhausted, GenerationFault
 from gvpo_trl.rollout.chat import Chat
 from gvpo_trl.rollout.clock import Clock
-from gvpo_trl.rollout.code import extract_code
+from gvpo_trl.rollout.code import PYTHON, extract_code
 from gvpo_trl.rollout.streams import Streams
 from gvpo_trl.rollout.types import Generate, Step, StopReason, StreamingGenerate, Trajectory, Turn, TurnRequest
 from gvpo_trl.text import brief, spelled_out
@@ -35,7 +35,9 @@ from gvpo_trl.text import brief, spelled_out
 logger = logging.getLogger(__name__)
 
 OBSERVATION_TEMPLATE = "Output:\n```\n{observation}\n```"
-NO_CODE_OBSERVATION = "No code was found in your turn. Write one block that begins with ```python and ends with ```."
+NO_CODE_OBSERVATION = (
+    "No code was found in your turn. Write one block that begins with ```{language} and ends with ```."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +122,8 @@ class RolloutLoop:
     """Runs attempts at tasks to their end.
 
     Args:
-        environment: opens episodes; at most `max_episodes` attempts are live at once.
+        environment: opens episodes; at most `max_episodes` attempts are live at once. Its attribute `languages`, if it
+            has one, holds the labels of fenced blocks that are code.
         chat: the tokenizer's chat template.
         budgets: the limits of a trajectory.
         streams: the seeds of the turns; without it the generator chooses them.
@@ -131,6 +134,7 @@ class RolloutLoop:
         self.chat = chat
         self.budgets = budgets
         self.streams = streams
+        self.languages: Sequence[str] = getattr(environment, "languages", PYTHON)
         self.clock = Clock()
         self._pool: ThreadPoolExecutor
 
@@ -215,7 +219,7 @@ class RolloutLoop:
 
     def _start_step(self, attempt: _Attempt, turn: Turn, seconds: float) -> None:
         text = turn.text if turn.text is not None else self.chat.text(turn.ids)
-        code = extract_code(text)
+        code = extract_code(text, languages=self.languages)
         attempt.pending = Step(
             action_ids=turn.ids,
             action_logprobs=turn.logprobs,
@@ -344,7 +348,7 @@ class RolloutLoop:
         with self.clock.running("reset"):
             episode = opening.result()
         if code is None:
-            return StepResult(text=NO_CODE_OBSERVATION, failure=None)
+            return StepResult(text=NO_CODE_OBSERVATION.format(language=self.languages[0]), failure=None)
         started = time.perf_counter()
         with self.clock.running("environment"):
             result = checked_step(episode.step(code), type(episode).__name__)

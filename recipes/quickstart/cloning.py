@@ -7,14 +7,18 @@ in the loss. The batches also hold short drills, in which copying is the only th
 
 import math
 import random
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from gvpo_trl.pocket.families import PEOPLE, POOLS, closed_sets, pool
+from gvpo_trl.rollout.types import Trajectory
 
 SLOTS = {
     "words": ("title", "content", "label", "subject", "body", "message", "query", "description", "name", "note"),
@@ -171,20 +175,7 @@ class Mixture:
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield (B, T) ids, padded on the right, and (B, T) weights, without end."""
-        while True:
-            rows = [self._draw() for _ in range(512)]
-            rows.sort(key=lambda row: len(row[0]))  # Rows of about the same length need little padding.
-            batches, batch = [], []
-            for row in rows:
-                if batch and (len(batch) + 1) * len(row[0]) > self._max_tokens:
-                    batches.append(batch)
-                    batch = []
-                batch.append(row)
-            batches.append(batch)
-            self._rng.shuffle(batches)
-            for batch in batches:
-                ids, weights = zip(*batch, strict=True)
-                yield pad_sequence(ids, True, self._pad), pad_sequence(weights, True, 0.0)
+        return padded_batches(self._draw, self._rng, self._pad, self._max_tokens)
 
     def _draw(self) -> tuple[torch.Tensor, torch.Tensor]:
         examples, substitution = self._kinds[self._rng.random() < self._share]
@@ -192,6 +183,33 @@ class Mixture:
         ids = substitution.draw(self._generator)[torch.tensor(example.ids)]
         weights = torch.tensor(example.weights)
         return ids, torch.where(self._values[ids], VALUE_WEIGHT * weights, weights)
+
+
+def padded_batches(
+    draw: Callable[[], tuple[torch.Tensor, torch.Tensor]], rng: random.Random, pad_id: int, max_tokens: int = 3072
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield (B, T) ids, padded on the right, and (B, T) weights, without end.
+
+    Args:
+        draw: gives the ids (T,) and weights (T,) of the next sequence.
+        rng: shuffles the batches.
+        pad_id: id of the padding.
+        max_tokens: most tokens of a batch, padding included.
+    """
+    while True:
+        rows = [draw() for _ in range(512)]
+        rows.sort(key=lambda row: len(row[0]))  # Rows of about the same length need little padding.
+        batches, batch = [], []
+        for row in rows:
+            if batch and (len(batch) + 1) * len(row[0]) > max_tokens:
+                batches.append(batch)
+                batch = []
+            batch.append(row)
+        batches.append(batch)
+        rng.shuffle(batches)
+        for batch in batches:
+            ids, weights = zip(*batch, strict=True)
+            yield pad_sequence(ids, True, pad_id), pad_sequence(weights, True, 0.0)
 
 
 def clone(
@@ -227,3 +245,43 @@ def clone(
         schedule.step()
         report(step, loss.item())
     model.eval()
+
+
+def example(trajectory: Trajectory) -> Example:
+    """Take the ids exactly as the loop made them. The tokens that the expert typed are the targets."""
+    ids, weights = list(trajectory.prompt_ids), [0.0] * len(trajectory.prompt_ids)
+    for step in trajectory.steps:
+        ids += step.action_ids + step.bridge_ids
+        weights += [1.0] * len(step.action_ids) + [0.0] * len(step.bridge_ids)
+    return Example(ids, weights)
+
+
+class Progress:
+    """Prints the mean loss every few steps."""
+
+    def __init__(self, steps: int, every: int = 25):
+        self._steps, self._every = steps, every
+        self._started, self._losses = time.perf_counter(), []
+
+    def __call__(self, step: int, loss: float) -> None:
+        """Record a step's loss."""
+        self._losses.append(loss)
+        if (step + 1) % self._every == 0 or step + 1 == self._steps:
+            mean = sum(self._losses) / len(self._losses)
+            seconds = time.perf_counter() - self._started
+            print(f"step {step + 1}/{self._steps}: loss {mean:.3f}, {seconds:.0f} s", file=sys.stderr, flush=True)
+            self._losses.clear()
+
+
+def save(model, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write weights, tokenizer and generation settings."""
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

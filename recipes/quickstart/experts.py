@@ -66,10 +66,19 @@ class ScriptedExperts:
     Args:
         tokenizer: the tokenizer that encodes the turns.
         scripts: the code of each turn, for each row of the batch.
+        language: the label of the code's fence.
+        give_up: the code of a turn behind the end of a script.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, scripts: Sequence[Sequence[str]]):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        scripts: Sequence[Sequence[str]],
+        language: str = "python",
+        give_up: str = GIVE_UP,
+    ):
         self._tokenizer = tokenizer
+        self._language, self._give_up = language, give_up
         self._scripts = scripts
         self._turns: dict[int, tuple[int, Iterator[str]]] = {}
 
@@ -83,5 +92,5 @@ class ScriptedExperts:
         if len(request.ids) == prompt_length:
             rest = iter(self._scripts[request.trajectory])
         self._turns[request.trajectory] = (prompt_length, rest)
-        text = f"```python\n{next(rest, GIVE_UP)}\n```{self._tokenizer.eos_token}"
+        text = f"```{self._language}\n{next(rest, self._give_up)}\n```{self._tokenizer.eos_token}"
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -51,6 +51,17 @@ def build_tokenizer(api_docs: Path) -> PreTrainedTokenizerFast:
     Args:
         api_docs: the folder `data/api_docs/standard` of a data root.
     """
+    # A short word is a token only where it stands alone, so "Banana" does not hold the token "Ana".
+    return make_tokenizer(_tokens(api_docs), alone=r"\w{1,4}|[A-Z]\w+|\d.*")
+
+
+def make_tokenizer(tokens: Iterable[str], alone: str) -> PreTrainedTokenizerFast:
+    """Make a tokenizer of single bytes and the given tokens, with the ChatML template.
+
+    Args:
+        tokens: texts that are one token each.
+        alone: a pattern of the texts that are a token only where no letter or digit stands beside them.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -58,11 +69,7 @@ def build_tokenizer(api_docs: Path) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer.add_tokens(
-        [
-            # A short word is a token only where it stands alone, so "Banana" does not hold the token "Ana".
-            AddedToken(token, normalized=False, single_word=bool(re.fullmatch(r"\w{1,4}|[A-Z]\w+|\d.*", token)))
-            for token in _tokens(api_docs)
-        ]
+        [AddedToken(token, normalized=False, single_word=bool(re.fullmatch(alone, token))) for token in tokens]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -20,10 +20,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from cloning import Example, Mixture, clone, drills, small_model
+from cloning import Example, Mixture, Progress, clone, drills, example, save, small_model
 from experts import Habits, ScriptedExperts, script
 from tokenizer import build_tokenizer
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from gvpo_trl.environments.appworld import AppWorldEnvironments, load_tasks
 from gvpo_trl.environments.appworld.setup import make_pocket
@@ -117,51 +117,11 @@ def collect(
     return [trajectory for trajectory in trajectories if trajectory.score is not None]
 
 
-def example(trajectory: Trajectory) -> Example:
-    """Take the ids exactly as the loop made them. The tokens that the expert typed are the targets."""
-    ids, weights = list(trajectory.prompt_ids), [0.0] * len(trajectory.prompt_ids)
-    for step in trajectory.steps:
-        ids += step.action_ids + step.bridge_ids
-        weights += [1.0] * len(step.action_ids) + [0.0] * len(step.bridge_ids)
-    return Example(ids, weights)
-
-
 def describe(trajectories: Sequence[Trajectory]) -> None:
     """Print how good the experts are."""
     from gvpo_trl.training.metrics import summarize
 
     print({name: round(value, 3) for name, value in summarize(trajectories).items()}, flush=True)
-
-
-class Progress:
-    """Prints the mean loss every few steps."""
-
-    def __init__(self, steps: int, every: int = 25):
-        self._steps, self._every = steps, every
-        self._started, self._losses = time.perf_counter(), []
-
-    def __call__(self, step: int, loss: float) -> None:
-        """Record a step's loss."""
-        self._losses.append(loss)
-        if (step + 1) % self._every == 0 or step + 1 == self._steps:
-            mean = sum(self._losses) / len(self._losses)
-            seconds = time.perf_counter() - self._started
-            print(f"step {step + 1}/{self._steps}: loss {mean:.3f}, {seconds:.0f} s", file=sys.stderr, flush=True)
-            self._losses.clear()
-
-
-def save(model, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write weights, tokenizer and generation settings."""
-    model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""Trains the small SQL agent with GVPO, and evaluates it before and after on schemas that training does not see.
+
+    python -m recipes.sql.run
+    python -m recipes.sql.run --seed 1 --output_dir runs/sql-1 --shaping none     # any field of the configuration
+
+Run it from the root of the repository. The trained model and `report.json` are in `output_dir`.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gvpo_trl.cli.config import parse_config
+from gvpo_trl.cli.run import build_trainer
+from gvpo_trl.environments.sql import SqlEnvironments, load_tasks
+from gvpo_trl.evaluation import evaluate
+
+CONFIG = Path(__file__).with_name("config.yaml")
+
+
+def train(overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Evaluate, train, evaluate again and save the model.
+
+    Args:
+        overrides: fields of the configuration as on a command line, such as `["--max_steps", "2"]`.
+
+    Returns:
+        `before` and `after` (the figures of `gvpo_trl.evaluation.evaluate`), `seconds` by phase, and `steps`.
+    """
+    script_args, training_args, model_args = parse_config("train", ["--config", str(CONFIG), *overrides])
+    train_tasks = load_tasks(
+        script_args.train_split, script_args.difficulties, count=script_args.max_train_tasks or 96
+    )
+    eval_tasks = load_tasks(
+        script_args.eval_split, script_args.eval_difficulties, count=script_args.max_eval_tasks or 90
+    )
+    report: dict[str, Any] = {"seconds": {}}
+    with SqlEnvironments(script_args.max_episodes, step_timeout_s=script_args.step_timeout_s) as environments:
+        environments.start()
+        trainer = build_trainer(script_args, training_args, model_args, environments, train_dataset=train_tasks)
+
+        def measure(name: str, work) -> Any:
+            started = time.monotonic()
+            result = work()
+            report["seconds"][name] = round(time.monotonic() - started, 1)
+            return result
+
+        samples = script_args.eval_samples
+        report["before"] = measure("evaluate_before", lambda: evaluate(trainer, eval_tasks, samples=samples))
+        measure("train", trainer.train)
+        report["after"] = measure("evaluate_after", lambda: evaluate(trainer, eval_tasks, samples=samples))
+        report["steps"] = trainer.state.global_step
+        trainer.save_model(training_args.output_dir)
+        trainer.end()
+    (Path(training_args.output_dir) / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    report = train(sys.argv[1:] if arguments is None else arguments)
+    for name in ("before", "after"):
+        print(name, {key: round(value, 3) for key, value in report[name].items()})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
