@@ -77,8 +77,9 @@ RULES = {
         libraries={"matplotlib", "jinja2", "yaml", "huggingface_hub", "transformers", "accelerate", "tqdm"},
     ),
     "config": rule("objective", libraries={"trl"}),
+    "multi_turn": rule("rollout", "generation", "training", "reporting", libraries={*MODEL, "trl"}),
     "trainer": rule(
-        *("config", "objective", "rewards", "text", "rollout", "generation", "training", "reporting"),
+        *("multi_turn", "config", "objective", "rewards", "text", "rollout", "generation", "training", "reporting"),
         libraries={*MODEL, "trl"},
     ),
     # The outermost modules may import those above, and no module above imports them.

@@ -14,6 +14,7 @@ from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from gvpo_trl import GVPOTrainer
+from gvpo_trl.multi_turn import MultiTurnTrainer
 from gvpo_trl.trainer import LOSS_METHODS
 from gvpo_trl.training.row_skipping import KNOWN_LOSSES, fingerprint
 from tests.support.tiny import tiny_model, tiny_tokenizer
@@ -91,6 +92,10 @@ def test_the_overridden_methods_have_these_signatures():
     assert parameters(GRPOTrainer._generate) == "self prompts"
     assert {"resume_from_checkpoint", "trial"} <= {*parameters(GRPOTrainer.train).split()}
     assert parameters(GRPOTrainer._compute_loss) == "self model inputs"
+    state = "self max_steps num_update_steps_per_epoch num_train_epochs resume_from_checkpoint trial"
+    assert parameters(GRPOTrainer._init_training_state) == state
+    assert parameters(GRPOTrainer._save_checkpoint) == "self model trial"
+    assert parameters(GRPOTrainer.log) == "self logs start_time"
     assert parameters(GRPOTrainer._tool_call_loop).startswith("self prompts prompt_ids completion_ids completions ")
     assert parameters(GRPOTrainer._calculate_rewards) == "self inputs prompts completions completion_ids_list"
     init = parameters(GRPOTrainer.__init__)
@@ -106,23 +111,15 @@ def test_the_overridden_methods_have_these_signatures():
 
 def test_nothing_of_trls_is_hidden_by_accident():
     """The trainer shares no name with TRL's but these, public or private."""
-    ours = {name for name in vars(GVPOTrainer) if not name.startswith("__") or name == "__init__"}
+    names = {**vars(MultiTurnTrainer), **vars(GVPOTrainer)}
+    ours = {name for name in names if not name.startswith("__") or name == "__init__"}
     shared = {name for name in ours if hasattr(GRPOTrainer, name)}
-    assert shared == {
-        *("__init__", "_tag_names", "_name", "_paper"),
-        "_generate_and_score_completions",
-        "train",
-        "_compute_loss",
-        "_calculate_rewards",
-        "_generate",
-        "get_batch_samples",
-        "_tool_call_loop",
-        "log",
-        "evaluation_loop",
-        "create_model_card",
-        "push_to_hub",
-        "_push_from_checkpoint",
-    }
+    methods = (
+        "__init__ train _generate_and_score_completions _generate _tool_call_loop _calculate_rewards _compute_loss "
+        "get_batch_samples _init_training_state _save_checkpoint evaluation_loop log create_model_card push_to_hub "
+        "_push_from_checkpoint"
+    )
+    assert shared == {"_tag_names", "_name", "_paper", *methods.split()}
     table = inspect.getdoc(sys.modules[GVPOTrainer.__module__])
     hooks = shared - {"_tag_names", "_name", "_paper"}
     assert set(re.findall(r"^ {4}(\w+) +(?:public|private) ", table, flags=re.MULTILINE)) == hooks

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 METHODS_OF_ENVIRONMENT = {"open": ("task_id",), "close": ()}
 METHODS_OF_EPISODE = {"step": ("code",), "score": (), "close": ()}
 TRIAL_CODE = ("print(1)", "1 / 0")
-"""What a trial episode runs: in Python one step that executes and one that fails, in another language two that fail."""
+"""What a trial episode runs: in Python a step that executes and one that fails, in another language two failures."""
 
 
 def try_environment(env: Environment, task_id: str) -> None:
@@ -80,8 +80,8 @@ def checked_episode(episode: Any, owner: str) -> Episode:
     reset = getattr(episode, "reset", None)
     if not isinstance(reset, ResetResult):
         raise SetupError(
-            f"{name}.reset is {_shown(reset)}; set self.reset = ResetResult(task_id=task_id, seconds=…), the time that "
-            "the episode took to open."
+            f"{name}.reset is {_shown(reset)}; set self.reset = ResetResult(task_id=task_id, seconds=…), the time "
+            "that the episode took to open."
         )
     return episode
 
@@ -109,7 +109,8 @@ def checked_score(score: Any, owner: str) -> Score:
     _refuse_coroutine(score, f"{owner}.score")
     if not isinstance(score, Score):
         raise SetupError(
-            f"{owner}.score returned {_shown(score)}; return Score(passed=(…), failed=(…)) with the names of the tests."
+            f"{owner}.score returned {_shown(score)}; return Score(passed=(…), failed=(…)) with the names of the "
+            "tests."
         )
     for name in ("passed", "failed"):
         texts = getattr(score, name)
