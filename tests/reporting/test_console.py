@@ -168,6 +168,6 @@ def test_trackers_get_the_same_table(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, SCRIPT, log_completions=True)
     trainer.args.report_to = ["wandb"]
     trainer.train()
-    (table,) = [each["completions"] for each in sent if "completions" in each]
+    table = next(each["completions"] for each in sent if "completions" in each)
     assert table["failed_steps"].tolist() == [1, 0, 0, 0]
     assert table["advantage"][1] == pytest.approx(0.5)
