@@ -134,7 +134,12 @@ def _snippet(values: Mapping[str, Any], args: Any) -> str:
 
 
 def _draw(trainer: Any, path: Path) -> str | None:
-    """Draw the curves of training and return the file's name; `None` for less than two points or no matplotlib."""
+    """Draw the curves of training and return the file's name; `None` for less than two points or no matplotlib.
+
+    The card of a checkpoint that is not pushed has no figure, because drawing it would take most of the saving's time.
+    """
+    if trainer.is_in_train and not trainer.args.push_to_hub:
+        return None
     if len(series(trainer.state.log_history, "reward")[0]) < 2:
         return None
     try:
