@@ -103,4 +103,5 @@ def test_the_benchmark_in_short():
     result = json.loads(printed.splitlines()[-1])
     assert result["steps_per_second"] > 0 and result["optimizer_steps"] == 2
     assert 0 <= result["success_before"] <= 1 and 0 <= result["success_after"] <= 1
+    assert 0 <= result["held_out_success_before"] <= 1 and 0 <= result["held_out_success_after"] <= 1
     assert result["seconds"] > 0
