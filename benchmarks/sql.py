@@ -2,8 +2,9 @@
 
 The first half plays the scripted solutions of tasks of all splits and difficulties, one episode after another, with
 this process and its one worker bound to a single core: it opens an episode, runs its queries and scores it. The second
-half runs `recipes/sql`: an evaluation of the small agent on held-out schemas, 20 optimizer steps of GVPO, and the same
-evaluation again. No Hub and no other data are needed. The last line is JSON.
+half runs `recipes/sql`: an evaluation of the small agent, 20 optimizer steps of GVPO, and the same evaluation again.
+The databases of the evaluations are none that training sees: those of `success` have its names and shapes, those of
+`held_out_success` have others. No Hub and no other data are needed. The last line is JSON.
 """
 
 import argparse
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             report = train(["--output_dir", folder, *overrides])
         for name in ("before", "after"):
             result[f"success_{name}"] = report[name]["tgc"] / 100
+            result[f"held_out_success_{name}"] = report[f"held_out_{name}"]["tgc"] / 100
             result[f"failed_step_share_{name}"] = report[name]["failed_step_share"]
         result |= {"optimizer_steps": report["steps"], "attempts": report["after"]["attempts"]}
         result["seconds_of"] = report["seconds"]

@@ -1,4 +1,7 @@
-"""Trains the small SQL agent with GVPO, and evaluates it before and after on schemas that training does not see.
+"""Trains the small SQL agent with GVPO, and evaluates it before and after.
+
+One evaluation is of databases with the names and shapes of training that training does not see, the other of held-out
+schemas.
 
     python -m recipes.sql.run
     python -m recipes.sql.run --seed 1 --output_dir runs/sql-1 --shaping none     # any field of the configuration
@@ -16,9 +19,13 @@ from typing import Any
 from gvpo_trl.cli.config import parse_config
 from gvpo_trl.cli.run import build_trainer
 from gvpo_trl.environments.sql import SqlEnvironments, load_tasks
+from gvpo_trl.environments.sql.databases import DIFFICULTIES
+from gvpo_trl.environments.sql.tasks import VARIANTS
 from gvpo_trl.evaluation import evaluate
 
 CONFIG = Path(__file__).with_name("config.yaml")
+FIRST_UNSEEN = 50_000
+"""Number of the first database of the training split that is kept for evaluation."""
 
 
 def train(overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -28,7 +35,8 @@ def train(overrides: Sequence[str] = ()) -> dict[str, Any]:
         overrides: fields of the configuration as on a command line, such as `["--max_steps", "2"]`.
 
     Returns:
-        `before` and `after` (the figures of `gvpo_trl.evaluation.evaluate`), `seconds` by phase, and `steps`.
+        `before` and `after` with the figures of `gvpo_trl.evaluation.evaluate` on unseen databases of the training
+        split, `held_out_before` and `held_out_after` with those on `eval_split`, `seconds` by phase, and `steps`.
     """
     script_args, training_args, model_args = parse_config("train", ["--config", str(CONFIG), *overrides])
     train_tasks = load_tasks(
@@ -36,6 +44,13 @@ def train(overrides: Sequence[str] = ()) -> dict[str, Any]:
     )
     eval_tasks = load_tasks(
         script_args.eval_split, script_args.eval_difficulties, count=script_args.max_eval_tasks or 90
+    )
+    unseen = load_tasks(
+        [
+            f"sql/{script_args.train_split}/{difficulty}/{FIRST_UNSEEN + place // VARIANTS}_{place % VARIANTS + 1}"
+            for difficulty in script_args.difficulties or DIFFICULTIES
+            for place in range(script_args.max_eval_tasks or 90)
+        ]
     )
     report: dict[str, Any] = {"seconds": {}}
     with SqlEnvironments(script_args.max_episodes, step_timeout_s=script_args.step_timeout_s) as environments:
@@ -49,9 +64,14 @@ def train(overrides: Sequence[str] = ()) -> dict[str, Any]:
             return result
 
         samples = script_args.eval_samples
-        report["before"] = measure("evaluate_before", lambda: evaluate(trainer, eval_tasks, samples=samples))
+
+        def evaluate_both(when: str) -> None:
+            for name, tasks in (("", unseen), ("held_out_", eval_tasks)):
+                report[name + when] = evaluate(trainer, tasks, samples=samples)
+
+        measure("evaluate_before", lambda: evaluate_both("before"))
         measure("train", trainer.train)
-        report["after"] = measure("evaluate_after", lambda: evaluate(trainer, eval_tasks, samples=samples))
+        measure("evaluate_after", lambda: evaluate_both("after"))
         report["steps"] = trainer.state.global_step
         trainer.save_model(training_args.output_dir)
         trainer.end()
@@ -62,7 +82,7 @@ def train(overrides: Sequence[str] = ()) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     report = train(sys.argv[1:] if arguments is None else arguments)
-    for name in ("before", "after"):
+    for name in ("before", "after", "held_out_before", "held_out_after"):
         print(name, {key: round(value, 3) for key, value in report[name].items()})
     return 0
 
