@@ -1,6 +1,6 @@
 """Draws `docs/concepts.svg`: one trajectory and its advantages, computed by `gvpo_trl.objective`.
 
-    python docs/make_concepts.py
+python docs/make_concepts.py
 """
 
 from pathlib import Path

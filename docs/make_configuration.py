@@ -5,6 +5,7 @@ page with what this script writes.
 """
 
 import dataclasses
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -126,8 +127,8 @@ def described(owner: type, required: set[str]) -> dict[str, dict[str, Descriptio
 
 def _paragraphs(docstring: str) -> Iterator[tuple[str, str]]:
     """Yield each heading of a docstring's parameters with the text below it."""
-    body = re.split(r"^ {4}(?:Parameters|Args):\n", docstring, maxsplit=1, flags=re.MULTILINE)[1]
-    for entry in re.findall(r"^ {8}(\S.*\n(?:^ {12}.*\n|^\n(?= {12}))*)", body, flags=re.MULTILINE):
+    body = re.split(r"^(?:Parameters|Args):\n", inspect.cleandoc(docstring), maxsplit=1, flags=re.MULTILINE)[1]
+    for entry in re.findall(r"^ {4}(\S.*\n(?:^ {8}.*\n|^\n(?= {8}))*)", body + "\n", flags=re.MULTILINE):
         heading, *lines = entry.splitlines()
         yield heading, " ".join(line.strip() for line in lines)
 

@@ -39,14 +39,18 @@ def try_environment(env: Environment, task_id: str) -> None:
         return
     name = type(env).__name__
     try:
-        episode = checked_episode(_call(f"{name}.open({task_id!r})", env.open, task_id), name)
-        kind = type(episode).__name__
-        try:
-            for code in TRIAL_CODE:
-                checked_step(_call(f"{kind}.step({code!r})", episode.step, code), kind)
-            checked_score(_call(f"{kind}.score()", episode.score), kind)
-        finally:
-            _call(f"{kind}.close()", episode.close)
+        # The rollout calls the methods of an episode in changing threads, too. The thread that opens lives on, because
+        # a new thread may get the identity of one that has ended.
+        with ThreadPoolExecutor(1) as opener:
+            opening = opener.submit(_call, f"{name}.open({task_id!r})", env.open, task_id)
+            episode = checked_episode(opening.result(), name)
+            kind = type(episode).__name__
+            try:
+                for code in TRIAL_CODE:
+                    checked_step(_call(f"{kind}.step({code!r})", episode.step, code), kind)
+                checked_score(_call(f"{kind}.score()", episode.score), kind)
+            finally:
+                _call(f"{kind}.close()", episode.close)
     except EnvironmentFault as fault:
         logger.warning("A trial episode of %s met a fault (%s): %s", name, fault.boundary, fault)
 
@@ -154,10 +158,9 @@ def _refuse_coroutine(value: Any, name: str) -> None:
 
 
 def _call(what: str, method: Any, *arguments: str) -> Any:
-    """Call a method in a new thread, and turn an exception that is not part of the protocol into a `SetupError`."""
+    """Call a method, and turn an exception that is not part of the protocol into a `SetupError`."""
     try:
-        with ThreadPoolExecutor(1) as pool:  # the rollout calls the methods of an episode in changing threads, too
-            return pool.submit(method, *arguments).result()
+        return method(*arguments)
     except (EnvironmentFault, SetupError):
         raise
     except Exception as error:

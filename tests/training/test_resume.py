@@ -146,17 +146,19 @@ def test_the_hub_gets_nothing_of_the_buffer(strategy, tmp_path, monkeypatch):
         def is_done(self):
             return True
 
+        done = is_done
+
     class Client:
         def create_repo(self, name, **options):
             return type("Repository", (), {"repo_id": name})
 
-        def upload_folder(self, *, folder_path, ignore_patterns=(), **options):
+        def upload_folder(self, *, folder_path, ignore_patterns=None, allow_patterns=None, **options):
             from pathlib import Path
 
             from huggingface_hub.utils import filter_repo_objects
 
             files = [str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*") if path.is_file()]
-            uploads.update(filter_repo_objects(files, ignore_patterns=list(ignore_patterns)))
+            uploads.update(filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
             return Done()
 
     monkeypatch.setattr("transformers.trainer.hf_api", Client)
@@ -180,7 +182,7 @@ class Kill(TrainerCallback):
     def fail(self, folder, **options):
         from pathlib import Path
 
-        Path(folder).mkdir(parents=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
         raise KeyboardInterrupt
 
 
@@ -224,15 +226,19 @@ def test_a_checkpoint_without_its_buffer_names_the_good_multiples(before, after,
 
 
 def test_the_rest_of_a_batch_without_its_buffer_is_generated_anew(tmp_path, warned):
-    whole = train(tmp_path, max_steps=5, **CASES["buffer"])
+
+    def prompts(batches):
+        return sorted(row for batch in batches for row in batch["prompt_ids"].tolist())
+
+    whole = train(tmp_path, max_steps=8, **CASES["buffer"])
     shutil.rmtree(tmp_path / FOLDER)
-    resumed = train(tmp_path, checkpoint(tmp_path, 3), max_steps=5, **CASES["buffer"])
+    resumed = train(tmp_path, checkpoint(tmp_path, 3), max_steps=8, **CASES["buffer"])
     assert "The remaining 1 of 4 micro-batches" in warned()[0]
-    assert len(resumed.loss_inputs) == 2
-    assert torch.equal(resumed.loss_inputs[1]["prompt_ids"], whole.loss_inputs[4]["prompt_ids"])
-    at_boundary = train(tmp_path, checkpoint(tmp_path, 4), max_steps=5, logging_steps=1, **CASES["buffer"])
+    assert len(resumed.loss_inputs) == 5
+    assert prompts(resumed.loss_inputs[1:]) == prompts(whole.loss_inputs[4:]), "the next batch has the next tasks"
+    at_boundary = train(tmp_path, checkpoint(tmp_path, 4), max_steps=8, logging_steps=1, **CASES["buffer"])
     assert len(warned()) == 1, "a checkpoint at a boundary needs nothing"
-    assert torch.equal(at_boundary.loss_inputs[0]["completion_ids"], whole.loss_inputs[4]["completion_ids"])
+    assert torch.equal(at_boundary.loss_inputs[0]["completion_ids"], resumed.loss_inputs[1]["completion_ids"])
 
 
 def test_files_of_an_overwritten_checkpoint_do_not_stay(tmp_path):
