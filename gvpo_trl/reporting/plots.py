@@ -77,6 +77,7 @@ def plot_run(
         raise SetupError('a figure needs matplotlib; pip install "gvpo-trl[plots]"') from None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(9, 6), layout="constrained")
     FigureCanvasAgg(figure)  # this canvas needs no display, and no backend of the user's session
@@ -84,14 +85,15 @@ def plot_run(
         if name == "tgc":
             for key in sorted({key for entry in history for key in entry if key.endswith("_tgc")}):
                 which = key.removesuffix("_tgc").removeprefix("eval").lstrip("_") or "eval split"
-                axes.plot(*series(history, key), marker="o", label=f"while training ({which})")
+                axes.plot(*series(history, key), marker="o", label=which)
             if held_out:
                 axes.plot(*zip(*held_out, strict=True), marker="s", linestyle="--", label="before and after")
-            if axes.lines:
-                axes.legend()
+            if len(axes.lines) > 1:
+                axes.legend(fontsize="small", frameon=False)
         else:
             axes.plot(*series(history, name))
         axes.set(title=label, xlabel="optimizer step", ylabel=unit)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         axes.grid(alpha=0.3)
     figure.suptitle(title)
     path = Path(path) if Path(path).suffix else Path(f"{path}.png")
