@@ -46,13 +46,13 @@ from gvpo_trl.generation.ranks import needs_equal_forwards
 from gvpo_trl.generation.sampling import greedy
 from gvpo_trl.generation.transformers import ModelSource, transformers_session
 from gvpo_trl.generation.vllm import EngineSource, engine_context_length, vllm_session
-from gvpo_trl.objective import shape_advantages
 from gvpo_trl.reporting.card import PAPER, name_local_base_model
 from gvpo_trl.reporting.traces import FOLDER, TraceWriter
 from gvpo_trl.rewards import passed_tests_share
 from gvpo_trl.rollout.prefetch import Lookahead, Prefetch
-from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds
+from gvpo_trl.rollout.seam import OPTIONS, RolloutContext, RolloutSeconds
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
+from gvpo_trl.step_advantages import apply_rule
 from gvpo_trl.text import printable_values
 from gvpo_trl.training import metrics
 from gvpo_trl.training.advantages import summed_advantages, unscorable_rows
@@ -66,6 +66,7 @@ from gvpo_trl.training.checks import (
     failed_tokens,
 )
 from gvpo_trl.training.row_skipping import KNOWN_LOSSES, TrainingStep, fingerprint, loss_of_moving_rows
+from gvpo_trl.training.rule_inputs import choose_rule, rule_inputs
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,8 @@ class GVPOTrainer(GRPOTrainer):
         rollout_func (`MultiTurnRollout`):
             Runs the trajectories. Any other function will do if it returns `env_mask` and `failed_mask` beside what
             TRL asks for.
+        step_advantages (`Callable`, *optional*):
+            A rule of `gvpo_trl.step_advantages`, or your own. The default is the rule that `args.shaping` names.
 
     Raises:
         ValueError: an argument is missing or contradicts another one; raised before a model is loaded.
@@ -114,6 +117,7 @@ class GVPOTrainer(GRPOTrainer):
             args = GVPOConfig(f"{Path(name).name or 'model'}-GVPO")
         if not isinstance(args, GVPOConfig):
             raise ValueError(f"args is a {type(args).__name__}; GVPOTrainer needs a GVPOConfig.")
+        self._step_advantages = choose_rule(kwargs.pop("step_advantages", None), args)
         check_rollout(kwargs)
         check_datasets(train_dataset, eval_dataset)
         turn_ends = check_chat(model, kwargs.get("processing_class"), args, train_dataset)
@@ -141,9 +145,8 @@ class GVPOTrainer(GRPOTrainer):
         action_mask = batch["completion_mask"] * batch["tool_mask"]  # (B, T)
         failed_mask = failed_tokens(inputs, action_mask)  # (B, T)
         outcome = self._outcome_advantages(batch["advantages"], self._call.rewards)  # (B,), NaN where unscorable
-        shaped = shape_advantages(
-            outcome, action_mask, failed_mask, penalty=self.args.failure_penalty, mode=self.args.shaping
-        )
+        views = rule_inputs(inputs, outcome, action_mask, failed_mask, self._group_size, self.args)
+        shaped = apply_rule(self._step_advantages, views)
         small = (outcome.abs() < self.args.drop_small_advantages) & ~failed_mask.any(dim=1)
         batch["advantages"] = shaped.masked_fill(small.unsqueeze(1), 0.0)
         self._record_shaping(outcome, action_mask, failed_mask, batch["advantages"])
@@ -273,7 +276,6 @@ class GVPOTrainer(GRPOTrainer):
 
     def rollout_context(self) -> RolloutContext:
         """Return what a rollout with this trainer's model needs; its fields are documented in `RolloutContext`."""
-        args = self.args
         return RolloutContext(
             rows=self._call.rows,
             is_training=self._mode == "train",
@@ -281,14 +283,8 @@ class GVPOTrainer(GRPOTrainer):
             end_ids=self.eos_token_ids,
             chat_template=self.chat_template,
             chat_template_kwargs=self.chat_template_kwargs,
-            max_turns=args.max_turns,
-            max_turn_length=args.max_turn_length,
-            max_observation_length=args.max_observation_length,
-            max_completion_length=args.max_completion_length,
+            **{name: getattr(self.args, name) for name in OPTIONS},
             max_context_length=self._context_length(),
-            no_code_is_failure=args.no_code_is_failure,
-            failure_span=args.failure_span,
-            mask_truncated_completions=args.mask_truncated_completions,
             generation_session=self.generation_session,
             record=self._record_rollout,
         )

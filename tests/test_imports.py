@@ -50,6 +50,7 @@ RULES = {
     # These modules hold the method and the two kinds of failure.
     "objective": rule(libraries={"torch"}),
     "failures": rule(),
+    "step_advantages": rule("objective", "failures", libraries={"torch"}),
     "text": rule(),
     "faults": rule("text"),
     "rewards": rule("environments.base"),
@@ -70,11 +71,21 @@ RULES = {
     "pocket": rule(libraries=APPWORLD),
     # These modules import the libraries of models and figures, and the last two of them TRL.
     "generation": rule(*CORE, "rollout", libraries={*MODEL, "vllm"}),
-    "training": rule(*CORE, "objective", "rollout", libraries=MODEL),
+    "training": rule(*CORE, "objective", "step_advantages", "rollout", libraries=MODEL),
     "reporting": rule(*CORE, "rollout", "text", libraries={"matplotlib"}),
-    "config": rule("objective", libraries={"trl"}),
+    "config": rule("failures", "objective", "step_advantages", libraries={"trl"}),
     "trainer": rule(
-        *("config", "objective", "rewards", "text", "rollout", "generation", "training", "reporting"),
+        *(
+            "config",
+            "objective",
+            "step_advantages",
+            "rewards",
+            "text",
+            "rollout",
+            "generation",
+            "training",
+            "reporting",
+        ),
         libraries={*MODEL, "trl"},
     ),
     # The outermost modules may import those above, and no module above imports them.

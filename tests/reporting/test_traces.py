@@ -30,6 +30,7 @@ def trajectory(task_id="t_1", text="print('ä')"):
                 observation="Output: 🎵 \ud83d",  # half a surrogate pair, as an agent may print it
                 failure=FailureKind.API,
                 api_calls=("spotify.login",),
+                api_errors=("spotify.login",),
                 generate_s=0.12345,
             )
         ],
