@@ -8,7 +8,7 @@ LINES = {
     "x = 0\nfor i in range(3):\n    x += 1\n    1 / (1 - i)\n    x += 2": 4,
     "def f():\n    return 1 / 0\n\nx = 1\nf()": 5,
     "def g(x):\n    return x\n\n@g\n@g(1)\ndef h():\n    pass": 4,
-    "if True:\n    with open('/dev/null'):\n        print(\n            undefined\n        )": 3,
+    "if True:\n    with __import__('io').StringIO():\n        print(\n            undefined\n        )": 3,
     "x = 1\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    raise ValueError('x')": 5,
     "x = 1\napis.simple_note.show_account()\ny = 2": 2,
     "x = 1\nimport json\njson.loads('{')": 3,
@@ -20,7 +20,6 @@ LINES = {
     "print(1)": None,
     "try:\n    1 / 0\nexcept ZeroDivisionError:\n    print('caught')": None,
     "x = 1\nget_ipython().run_cell('1 / 0')": None,
-    "class E(Exception):\n    __traceback__ = 7\n\nx = 1\nraise E()": 5,
 }
 
 
@@ -42,5 +41,5 @@ def test_the_line_of_the_statement_that_raised(isolation, environments, beside, 
         assert found == LINES
         episode.step("def earlier():\n    x = 1\n    return 1 / 0")
         assert episode.step("a = 1\nb = 2\nc = 3\nearlier()").failed_line == 4
-        episode.step("import ast\nast.parse = ast.walk = None")
+        episode.step("vars(__import__('sys'))['modules']['ast'].parse = None")
         assert episode.step("a = 1\n1 / 0").failed_line == 2

@@ -178,11 +178,11 @@ def _line_of(error: BaseException) -> int | None:
 def _statement_line(tree: ast.Module, line: int) -> int:
     """Return the line on which the smallest statement begins that holds a line; the line itself if none does."""
     starts = [
-        min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
+        (min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))]), node.end_lineno)
         for node in _walk(tree)
-        if isinstance(node, ast.stmt) and node.lineno <= line <= node.end_lineno
+        if isinstance(node, ast.stmt)
     ]
-    return max(starts, default=line)
+    return max((start for start, end in starts if start <= line <= end), default=line)
 
 
 def _before(function: Callable, note: Callable[[], None]) -> Callable:
