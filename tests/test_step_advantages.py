@@ -4,6 +4,9 @@ Rows of the batch below, in two groups of two: a winner (Â = 0.25), a loser (Â
 executed step on tokens 0 and 1, an observation on token 2, and a failed step on tokens 3 and 4; token 5 is padding.
 """
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -166,3 +169,26 @@ def broken(row, token, value):
 def test_the_errors_of_a_rule_name_the_row(rule, message):
     with pytest.raises(ValueError, match=message):
         apply_rule(rule, inputs())
+
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "step_advantages.md"
+
+
+def test_the_page_says_where_every_rule_comes_from():
+    table = PAGE.read_text(encoding="utf-8").partition("Related options")[0]
+    assert re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", table, re.MULTILINE) == ["shaping", *RULES]
+
+
+def test_the_rule_on_the_page_runs():
+    (source,) = re.findall(r"```python\n(.+?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    space = {}
+    exec(source, space)
+    given = inputs(
+        steps=(steps(True, True),) * 4,
+        failed_mask=ACTIONS,
+        outcome=torch.tensor([0.25, -0.25, 0.0, NAN]),
+        group_size=2,
+    )
+    shaped = apply_rule(space["first_failure_only"], given)
+    torch.testing.assert_close(shaped[:, 0], torch.tensor([0.0, -0.3, -0.2, 0.0]))
+    torch.testing.assert_close(shaped[:, 3], torch.tensor([0.25, -0.25, 0.0, 0.0]))

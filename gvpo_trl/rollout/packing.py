@@ -50,7 +50,8 @@ def pack(
         no_code: what becomes of a turn without code that counts as failed. "penalise" marks it as failed, "mask"
             leaves its tokens out of the loss, and "drop" leaves out the whole row.
     """
-    void = [step.failure is FailureKind.NO_CODE for step in trajectory.steps]
+    # An interpreter may report any verdict, so the turn itself says whether it holds code.
+    void = [step.failure is FailureKind.NO_CODE and not (step.code or "").strip() for step in trajectory.steps]
     masked = masked or (no_code == "drop" and any(void))
     ids: list[int] = []
     env_mask: list[int] = []

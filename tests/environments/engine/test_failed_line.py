@@ -2,6 +2,8 @@
 
 import pytest
 
+from gvpo_trl.failures import FailureKind
+
 LINES = {
     "x = 1\ny = 1 / 0\nz = 2": 2,
     "x = 1\n\ny = (\n    1 +\n    1 / 0\n)": 3,
@@ -41,5 +43,6 @@ def test_the_line_of_the_statement_that_raised(isolation, environments, beside, 
         assert found == LINES
         episode.step("def earlier():\n    x = 1\n    return 1 / 0")
         assert episode.step("a = 1\nb = 2\nc = 3\nearlier()").failed_line == 4
-        episode.step("vars(__import__('sys'))['modules']['ast'].parse = None")
-        assert episode.step("a = 1\n1 / 0").failed_line == 2
+        episode.step("vars(__import__('sys'))['modules']['ast'].parse = None")  # AppWorld itself needs it
+        broken = episode.step("a = 1\n1 / 0")
+        assert (broken.failure, broken.failed_line, broken.ended) == (FailureKind.RUNTIME, None, False)
