@@ -46,7 +46,7 @@ def main() -> None:
             identical &= all(torch.equal(grpo[key], gvpo[key]) for key in SAME)
             identical &= [list(each)[-8:] for each in rewards["grpo"]] == [list(each)[-8:] for each in rewards["gvpo"]]
             failed = torch.nn.utils.rnn.pad_sequence(
-                [torch.tensor(row["failed_mask"]) for row in trainers["gvpo"]._call.watch.failed_rows()],
+                [torch.tensor(row["failed_mask"]) for row in trainers["gvpo"]._call.watch.rolled_out()],
                 batch_first=True,
             ).bool()
             sampled = (gvpo["completion_mask"] * gvpo["tool_mask"]).bool()

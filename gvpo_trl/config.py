@@ -1,12 +1,16 @@
 """`GVPOConfig`: the options that TRL's `GRPOConfig` lacks or for which GVPO has another default."""
 
+import contextlib
+import json
 import warnings
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from trl import GRPOConfig
 
-from gvpo_trl.objective import AGGREGATIONS, SHAPING_MODES
+from gvpo_trl.failures import FailureKind
+from gvpo_trl.objective import AGGREGATIONS
+from gvpo_trl.step_advantages import RULES
 
 LOSS_TYPES_OF = {"smtm": ("grpo",), "smts": ("dr_grpo",), "token-mean": ("dapo", "bnpo")}
 """Maps each of the paper's loss aggregations to TRL's `loss_type`; the first one is the default."""
@@ -14,8 +18,14 @@ LOSS_TYPES_OF = {"smtm": ("grpo",), "smts": ("dr_grpo",), "token-mean": ("dapo",
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo")
 """Values of TRL's `loss_type` that take one advantage per token."""
 
-FAILURE_SPANS = ("turn", "code")
+FAILURE_SPANS = ("turn", "code", "statement")
 """Values of `failure_span`."""
+
+NO_CODE = ("penalise", "mask", "drop")
+"""Values of `no_code`."""
+
+FAILURE_PENALTY = 0.2
+"""The paper's b."""
 
 MIN_TEMPERATURE = 0.01
 """The lowest temperature above 0. vLLM raises lower ones to it, and takes the lowest ones for greedy sampling."""
@@ -56,15 +66,19 @@ class GVPOConfig(GRPOConfig):
     Parameters:
         > Parameters that control the objective
 
-        failure_penalty (`float`, *optional*, defaults to `0.2`):
+        failure_penalty (`float` or `dict[str, float]`, *optional*, defaults to `0.2`):
             The paper's b, which says how much worse a failed step is than its trajectory. The paper's ablation calls
-            0.1 too weak and 0.4 unstable.
+            0.1 too weak and 0.4 unstable. A mapping gives kinds of failures their own values, and `default` is the
+            value of the kinds that it does not name: `{syntax: 0.4, no_code: 0, default: 0.2}`, as JSON on the command
+            line. Without `default` these have 0.2.
         shaping (`str`, *optional*, defaults to `"multiplicative"`):
             `"multiplicative"` is the paper's method and `"additive"` its ablation. `"none"` gives every token the
-            outcome advantage, which is GRPO without division by the standard deviation.
+            outcome advantage, which is GRPO without division by the standard deviation. `docs/step_advantages.md`
+            describes the other names. `GVPOTrainer(step_advantages=…)` takes a function instead.
         failure_span (`str`, *optional*, defaults to `"turn"`):
-            Which tokens of a failed step are shaped: the whole assistant `"turn"`, or only the `"code"` in it. A
-            failed turn without code has no code to shape.
+            Which tokens of a failed step are shaped: the whole assistant `"turn"`, only the `"code"` in it, or the
+            code from the `"statement"` that raised on (where none is known: the code). A failed turn without code has
+            no code to shape.
         loss_aggregation (`str`, *optional*):
             The paper's name of the loss: `"smtm"`, `"smts"` or `"token-mean"`. It sets `loss_type` to `"grpo"`,
             `"dr_grpo"` or `"dapo"`. A `loss_type` that disagrees is an error.
@@ -111,6 +125,12 @@ class GVPOConfig(GRPOConfig):
             model then does not sample, is added by the template and is not trained on.
         no_code_is_failure (`bool`, *optional*, defaults to `True`):
             Whether a turn without code to run counts as a failed step.
+        no_code (`str`, *optional*, defaults to `"penalise"`):
+            What becomes of a turn without code that counts as a failed step. `"penalise"` shapes it as any other,
+            `"mask"` leaves its tokens out of the loss, and `"drop"` leaves its whole trajectory out of the loss. The
+            trajectory's reward stays in its group's mean.
+        caught_api_errors_fail (`bool`, *optional*, defaults to `False`):
+            Whether a step whose code caught the error of an API call counts as failed, of the kind `caught_api`.
         mask_truncated_completions (`bool`, *optional*, defaults to `False`):
             Leaves truncated trajectories out of the loss. TRL calls a completion truncated if its last token does not
             end a turn; here a trajectory that a budget of turns or tokens ended is truncated as well.
@@ -143,10 +163,13 @@ class GVPOConfig(GRPOConfig):
         default="token_truncate", metadata={"help": "How vLLM's importance ratios are bounded; per token here."}
     )
 
-    failure_penalty: float = field(default=0.2, metadata={"help": "The paper's b, >= 0."})
-    shaping: str = field(default="multiplicative", metadata={"help": "'multiplicative', 'additive' or 'none'."})
+    failure_penalty: float | str | dict[str, float] | None = field(  # argparse takes the second type of the union
+        default=FAILURE_PENALTY,
+        metadata={"help": 'The paper\'s b, >= 0, or a mapping by kind: \'{"syntax": 0.4, "default": 0.2}\'.'},
+    )
+    shaping: str = field(default="multiplicative", metadata={"help": f"The rule of advantages: {', '.join(RULES)}."})
     failure_span: str = field(
-        default="turn", metadata={"help": "Tokens of a failed step that are shaped: 'turn' or 'code'."}
+        default="turn", metadata={"help": "Tokens of a failed step that are shaped: 'turn', 'code' or 'statement'."}
     )
     loss_aggregation: str | None = field(
         default=None, metadata={"help": "'smtm', 'smts' or 'token-mean': the paper's names, sets loss_type."}
@@ -171,6 +194,13 @@ class GVPOConfig(GRPOConfig):
     )
     no_code_is_failure: bool = field(
         default=True, metadata={"help": "Whether a turn without code counts as a failed step."}
+    )
+    no_code: str = field(
+        default="penalise",
+        metadata={"help": "'penalise' a failed turn without code, 'mask' it, or 'drop' its whole trajectory."},
+    )
+    caught_api_errors_fail: bool = field(
+        default=False, metadata={"help": "Count a step as failed if its code caught the error of an API call."}
     )
     log_trajectories: bool = field(
         default=True, metadata={"help": "Write every trajectory to output_dir/_trajectories/."}
@@ -245,12 +275,15 @@ class GVPOConfig(GRPOConfig):
             )
         if not isinstance(self.scale_rewards, bool):  # TRL takes True for "group" and False for "none"
             _one_of("scale_rewards", self.scale_rewards, ("none", "group", "batch"))
-        _one_of("shaping", self.shaping, SHAPING_MODES)
+        _one_of("shaping", self.shaping, tuple(RULES))
         _one_of("failure_span", self.failure_span, FAILURE_SPANS)
-        if not _is_finite_and_not_negative(self.failure_penalty):
+        _one_of("no_code", self.no_code, NO_CODE)
+        if self.no_code != "penalise" and not self.no_code_is_failure:
             raise ValueError(
-                f"failure_penalty={self.failure_penalty!r} must be >= 0 and finite; shaping='none' turns shaping off."
+                f"no_code={self.no_code!r} applies to failed turns, but no_code_is_failure=False calls no turn "
+                "without code failed; set one of the two."
             )
+        self.failure_penalty = _parsed_penalty(self.failure_penalty)
         if not _is_finite_and_not_negative(self.drop_small_advantages):
             raise ValueError(f"drop_small_advantages={self.drop_small_advantages!r} must be >= 0; 0 drops nothing.")
 
@@ -314,6 +347,27 @@ class GVPOConfig(GRPOConfig):
 
 def _is_finite_and_not_negative(value: Any) -> bool:
     return isinstance(value, int | float) and 0 <= value < float("inf")
+
+
+def _parsed_penalty(given: Any) -> float | dict[str, float]:
+    """Return `failure_penalty` as a number, or as a mapping that holds `default`; both may come as JSON."""
+    value = given
+    if isinstance(given, str):
+        with contextlib.suppress(ValueError):
+            value = json.loads(given)
+    values = value if isinstance(value, dict) else {"default": value}
+    for kind, penalty in values.items():
+        if kind not in (*FailureKind, "default"):
+            raise ValueError(
+                f"failure_penalty={given!r} names the unknown kind {kind!r}; the kinds are {', '.join(FailureKind)}, "
+                "and 'default' stands for the others."
+            )
+        if isinstance(penalty, bool) or not _is_finite_and_not_negative(penalty):
+            name = "failure_penalty" if values is not value else f"failure_penalty[{str(kind)!r}]"
+            raise ValueError(f"{name}={penalty!r} must be >= 0 and finite; shaping='none' turns shaping off.")
+    if not isinstance(value, dict):
+        return value
+    return {"default": FAILURE_PENALTY} | {str(kind): float(penalty) for kind, penalty in value.items()}
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

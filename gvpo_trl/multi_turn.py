@@ -20,7 +20,7 @@ from gvpo_trl.generation.sampling import greedy
 from gvpo_trl.generation.transformers import ModelSource, transformers_session
 from gvpo_trl.generation.vllm import EngineSource, engine_context_length, vllm_session
 from gvpo_trl.reporting.traces import FOLDER, TraceWriter
-from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds
+from gvpo_trl.rollout.seam import OPTIONS, RolloutContext, RolloutSeconds
 from gvpo_trl.rollout.streams import Streams
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory
 from gvpo_trl.training import metrics
@@ -60,7 +60,6 @@ class MultiTurnTrainer(GRPOTrainer):
 
     def rollout_context(self) -> RolloutContext:
         """Return what a rollout with this trainer's model needs; its fields are documented in `RolloutContext`."""
-        args = self.args
         return RolloutContext(
             rows=self._call.rows,
             is_training=self._mode == "train",
@@ -68,14 +67,8 @@ class MultiTurnTrainer(GRPOTrainer):
             end_ids=self.eos_token_ids,
             chat_template=self.chat_template,
             chat_template_kwargs=self.chat_template_kwargs,
-            max_turns=args.max_turns,
-            max_turn_length=args.max_turn_length,
-            max_observation_length=args.max_observation_length,
-            max_completion_length=args.max_completion_length,
+            **{name: getattr(self.args, name) for name in OPTIONS},
             max_context_length=self._context_length(),
-            no_code_is_failure=args.no_code_is_failure,
-            failure_span=args.failure_span,
-            mask_truncated_completions=args.mask_truncated_completions,
             streams=self._next_streams,
             generation_session=self.generation_session,
             record=self._record_rollout,

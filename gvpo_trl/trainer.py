@@ -53,12 +53,12 @@ from trl.trainer.utils import print_prompt_completions_sample
 
 from gvpo_trl.config import GVPOConfig
 from gvpo_trl.multi_turn import Call, MultiTurnTrainer
-from gvpo_trl.objective import shape_advantages
 from gvpo_trl.reporting.card import PAPER, write_model_card
 from gvpo_trl.reporting.console import write_lines
 from gvpo_trl.reporting.uploads import check_uploads, only_uploadable
 from gvpo_trl.rewards import passed_tests_share
 from gvpo_trl.rollout.prefetch import Lookahead, Prefetch
+from gvpo_trl.step_advantages import StepAdvantageRule, apply_rule
 from gvpo_trl.training import metrics
 from gvpo_trl.training.advantages import outcome_of_rows, unscorable_rows
 from gvpo_trl.training.checks import (
@@ -84,6 +84,7 @@ from gvpo_trl.training.row_skipping import (
     loss_of_moving_rows,
     rows_may_be_skipped,
 )
+from gvpo_trl.training.rule_inputs import choose_rule, rule_inputs
 from gvpo_trl.training.tool_calls import LoopResult, ToolVerdict, ToolWatch
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,8 @@ class GVPOTrainer(MultiTurnTrainer):
             `None`, `True` or a `FailureKind`.
         tool_faults (*optional*):
             Exception classes of tools that mean that the machinery broke: such a row is unscorable and never shaped.
+        step_advantages (`Callable`, *optional*):
+            A rule of `gvpo_trl.step_advantages`, or your own. The default is the rule that `args.shaping` names.
 
     Raises:
         ValueError: an argument is missing or contradicts another one; raised before a model is loaded.
@@ -133,6 +136,7 @@ class GVPOTrainer(MultiTurnTrainer):
         *,
         tool_verdict: ToolVerdict | None = None,
         tool_faults: tuple[type[Exception], ...] = (),
+        step_advantages: StepAdvantageRule | None = None,
         **kwargs,
     ):
         if args is None:
@@ -142,6 +146,7 @@ class GVPOTrainer(MultiTurnTrainer):
             raise ValueError(f"args is a {type(args).__name__}; GVPOTrainer needs a GVPOConfig.")
         quieten()
         args = args if isinstance(args, GVPOConfig) else GVPOConfig.from_grpo(args)
+        self._step_advantages = choose_rule(step_advantages, args)
         has_tools = check_rollout(kwargs, args.failure_span, hooks=(tool_verdict, tool_faults))
         if not has_tools:
             check_uploads(args, kwargs["rollout_func"])
@@ -173,10 +178,11 @@ class GVPOTrainer(MultiTurnTrainer):
         batch = super()._generate_and_score_completions(inputs)
         action_mask = batch["completion_mask"] * batch["tool_mask"]  # (B, T)
         watch = self._call.watch
-        failed_mask = failed_tokens(watch.failed_rows() if watch else inputs, action_mask)  # (B, T)
+        rows = watch.rolled_out() if watch else inputs
+        failed_mask = failed_tokens(rows, action_mask)  # (B, T)
         outcome = outcome_of_rows(self, batch["advantages"], self._call.rewards)  # (B,), NaN where unscorable
-        shaped = shape_advantages(
-            outcome, action_mask, failed_mask, penalty=self.args.failure_penalty, mode=self.args.shaping
+        shaped = apply_rule(
+            self._step_advantages, rule_inputs(rows, outcome, action_mask, failed_mask, self._group_size, self.args)
         )
         small = (outcome.abs() < self.args.drop_small_advantages) & ~failed_mask.any(dim=1)
         batch["advantages"] = shaped.masked_fill(small.unsqueeze(1), 0.0)

@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+import torch
 import yaml
 from trl import GRPOConfig, TrlParser
 
@@ -250,3 +251,24 @@ def test_to_dict_comes_back_the_same(tmp_path):
     again = GVPOConfig(**values)
     assert again.to_dict() == args.to_dict()
     assert args.to_dict()["loss_type"] == "dr_grpo"
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [
+        ("0.3", 0.3),
+        ('{"syntax": 0.4, "default": 0.1}', {"syntax": 0.4, "default": 0.1}),
+        ('{"syntax": 0.4}', {"syntax": 0.4, "default": 0.2}),
+    ],
+)
+def test_a_penalty_from_the_command_line_and_a_file_comes_back_the_same(tmp_path, given, held):
+    common = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false", "--shaping", "winners"]
+    (args,) = TrlParser(GVPOConfig).parse_args_and_config([*common, "--failure_penalty", given])
+    assert (args.failure_penalty, args.shaping) == (held, "winners")
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({"failure_penalty": yaml.safe_load(given)}))
+    (args,) = TrlParser(GVPOConfig).parse_args_and_config([*common, "--config", str(file)])
+    assert args.failure_penalty == held
+    assert config(tmp_path, failure_penalty=args.to_dict()["failure_penalty"]).failure_penalty == held
+    torch.save(args, tmp_path / "training_args.bin")
+    assert torch.load(tmp_path / "training_args.bin", weights_only=False).failure_penalty == held

@@ -50,6 +50,7 @@ RULES = {
     # These modules hold the method and the two kinds of failure.
     "objective": rule(libraries={"torch"}),
     "failures": rule(),
+    "step_advantages": rule("objective", "failures", libraries={"torch"}),
     "text": rule(),
     "faults": rule("text"),
     "rewards": rule("environments.base"),
@@ -71,15 +72,18 @@ RULES = {
     "pocket": rule(libraries=APPWORLD),
     # These modules import the libraries of models and figures, and the last two of them TRL.
     "generation": rule(*CORE, "rollout", libraries={*MODEL, "vllm"}),
-    "training": rule(*CORE, "objective", "rollout", "environments.interface", libraries={*MODEL, "numpy"}),
+    "training": rule(
+        *(*CORE, "objective", "step_advantages", "rollout", "environments.interface"), libraries={*MODEL, "numpy"}
+    ),
     "reporting": rule(
         *(*CORE, "rollout", "environments.base", "environments.appworld.tasks"),
         libraries={"matplotlib", "jinja2", "yaml", "huggingface_hub", "transformers", "accelerate", "tqdm"},
     ),
-    "config": rule("objective", libraries={"trl"}),
+    "config": rule("failures", "objective", "step_advantages", libraries={"trl"}),
     "multi_turn": rule("rollout", "generation", "training", "reporting", libraries={*MODEL, "trl"}),
     "trainer": rule(
-        *("multi_turn", "config", "objective", "rewards", "text", "rollout", "generation", "training", "reporting"),
+        *("multi_turn", "config", "step_advantages", "rewards", "text", "rollout"),
+        *("generation", "training", "reporting"),
         libraries={*MODEL, "trl"},
     ),
     # The outermost modules may import those above, and no module above imports them.

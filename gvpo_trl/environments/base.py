@@ -36,6 +36,8 @@ class StepResult:
     """The API calls of the step, each as `app.api`, in order."""
     api_errors: tuple[str, ...] = ()
     """The API calls that an app answered with an error status, each as `app.api`, in order."""
+    failed_line: int | None = None
+    """The line of the code, from 1, on which the statement begins that raised or does not parse; `None` if unknown."""
     seconds: float = 0.0
     """Wall time of the step. The rollout measures it; an environment leaves it at 0."""
 

@@ -59,6 +59,7 @@ def to_json(trajectory: Trajectory) -> dict[str, Any]:
                 "observation": step.observation,
                 "failure": step.failure,
                 "api_calls": list(step.api_calls),
+                "api_errors": list(step.api_errors),
                 "tokens": len(step.action_ids),
                 "generate_s": round(step.generate_s, 4),
                 "execute_s": round(step.execute_s, 4),

@@ -109,6 +109,8 @@ def render(trace: dict[str, Any]) -> Iterable[str]:
         yield printable(str(message["content"]))
     for number, turn in enumerate(trace["steps"], start=1):
         verdict = f"FAILED: {turn['failure']}" if turn["failure"] else "executed"
+        if errors := turn.get("api_errors"):  # traces of earlier versions lack them
+            verdict += f", {len(errors)} API error{'s' * (len(errors) > 1)}: {', '.join(map(str, errors[:5]))}"
         yield _rule(f"turn {number}, {turn['tokens']} tokens, {verdict}")
         yield printable(turn["text"])
         yield _rule("observation")

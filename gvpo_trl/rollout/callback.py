@@ -74,6 +74,7 @@ class MultiTurnRollout:
             max_completion_length=context.max_completion_length,
             max_context_length=context.max_context_length,
             no_code_is_failure=context.no_code_is_failure,
+            caught_api_errors_fail=context.caught_api_errors_fail,
             observation_template=self.observation_template,
             straggler_s=self.straggler_s,
             overlap=self.overlap,
@@ -152,6 +153,7 @@ class MultiTurnRollout:
                 filler_id=context.end_ids[0],
                 failure_span=context.failure_span,
                 masked=context.mask_truncated_completions and trajectory.stop.is_truncated,
+                no_code=context.no_code,
             )
             for trajectory in trajectories
         ]

@@ -28,6 +28,7 @@ from gvpo_trl.faults import EnvironmentFault, EnvironmentsExhausted, GenerationF
 from gvpo_trl.rollout.chat import Chat
 from gvpo_trl.rollout.clock import Clock
 from gvpo_trl.rollout.code import PYTHON, extract_code
+from gvpo_trl.rollout.statement import statement_spans
 from gvpo_trl.rollout.streams import Streams
 from gvpo_trl.rollout.types import Generate, Step, StopReason, StreamingGenerate, Trajectory, Turn, TurnRequest
 from gvpo_trl.text import brief, spelled_out
@@ -55,6 +56,8 @@ class Budgets:
     """Tokens of prompt and completion together; `None` sets no limit."""
     no_code_is_failure: bool = True
     """Whether a turn without code counts as a failed step."""
+    caught_api_errors_fail: bool = False
+    """Whether a step counts as failed if its code caught the error of an API call."""
     observation_template: str = OBSERVATION_TEMPLATE
     """The user message that carries an observation, which replaces `{observation}` in it."""
     straggler_s: float = 2.0
@@ -273,25 +276,29 @@ class RolloutLoop:
             self._retry_or_abandon(attempt, fault)
             return
         failure = classify_step(
-            code=attempt.pending.code, verdict=result.failure, no_code_is_failure=self.budgets.no_code_is_failure
+            code=attempt.pending.code,
+            verdict=result.failure,
+            no_code_is_failure=self.budgets.no_code_is_failure,
+            caught_api_errors=len(result.api_errors) if self.budgets.caught_api_errors_fail else 0,
         )
         observation = self.chat.cut(result.text, self.budgets.max_observation_length)
         message = self.budgets.observation_template.replace("{observation}", observation)
         bridge_ids = self.chat.bridge(attempt.pending.action_ids, message)
         attempt.stop = self._stop_reason(attempt, result, len(bridge_ids))
-        last = attempt.stop is not None
         attempt.steps.append(
             replace(
                 attempt.pending,
-                bridge_ids=[] if last else bridge_ids,
+                bridge_ids=bridge_ids if attempt.stop is None else [],
                 observation=message,
                 failure=failure,
+                statement_spans=statement_spans(self.chat, attempt.pending, result.failed_line),
                 api_calls=result.api_calls,
+                api_errors=result.api_errors,
                 execute_s=result.seconds,
             )
         )
         attempt.pending = None
-        if last:
+        if attempt.stop is not None:
             attempt.scoring = self._pool.submit(self._score, attempt.opening.result())
         else:
             attempt.ids = attempt.ids + bridge_ids

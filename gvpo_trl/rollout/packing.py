@@ -11,6 +11,7 @@ completion as truncated if its last token is not an end-of-sequence token.
 
 from dataclasses import dataclass
 
+from gvpo_trl.failures import FailureKind
 from gvpo_trl.rollout.types import Step, Trajectory
 
 
@@ -30,15 +31,28 @@ class PackedRow:
     """(T,) log-probabilities of sampled tokens, 0.0 elsewhere; `None` when a turn has none."""
 
 
-def pack(trajectory: Trajectory, *, filler_id: int, failure_span: str = "turn", masked: bool = False) -> PackedRow:
+def pack(
+    trajectory: Trajectory,
+    *,
+    filler_id: int,
+    failure_span: str = "turn",
+    masked: bool = False,
+    no_code: str = "penalise",
+) -> PackedRow:
     """Pack a trajectory into one row.
 
     Args:
         trajectory: the trajectory, as the loop returned it.
         filler_id: the only token, with mask 0, of a trajectory without turns (TRL fails on an empty completion).
-        failure_span: "turn" marks every sampled token of a failed step, "code" only the tokens that hold its code.
+        failure_span: "turn" marks every sampled token of a failed step, "code" only the tokens that hold its code, and
+            "statement" only those from the statement that raised to the end of the code.
         masked: whether the whole row is left out of the loss (`mask_truncated_completions`).
+        no_code: what becomes of a turn without code that counts as failed. "penalise" marks it as failed, "mask"
+            leaves its tokens out of the loss, and "drop" leaves out the whole row.
     """
+    # An interpreter may report any verdict, so the turn itself says whether it holds code.
+    void = [step.failure is FailureKind.NO_CODE and not (step.code or "").strip() for step in trajectory.steps]
+    masked = masked or (no_code == "drop" and any(void))
     ids: list[int] = []
     env_mask: list[int] = []
     failed_mask: list[int] = []
@@ -47,8 +61,9 @@ def pack(trajectory: Trajectory, *, filler_id: int, failure_span: str = "turn", 
     for number, step in enumerate(trajectory.steps):
         bridge = step.bridge_ids if number + 1 < len(trajectory.steps) else []
         ids += step.action_ids + bridge
-        env_mask += [int(not masked)] * len(step.action_ids) + [0] * len(bridge)
-        failed_mask += ([0] * len(step.action_ids) if masked else _failed(step, failure_span)) + [0] * len(bridge)
+        hidden = masked or (no_code == "mask" and void[number])
+        env_mask += [int(not hidden)] * len(step.action_ids) + [0] * len(bridge)
+        failed_mask += ([0] * len(step.action_ids) if hidden else _failed(step, failure_span)) + [0] * len(bridge)
         logprobs += (step.action_logprobs or [0.0] * len(step.action_ids)) + [0.0] * len(bridge)
     if not ids:
         ids, env_mask, failed_mask, logprobs = [filler_id], [0], [0], [0.0]
@@ -62,13 +77,19 @@ def pack(trajectory: Trajectory, *, filler_id: int, failure_span: str = "turn", 
     )
 
 
+def spans_of(step: Step, failure_span: str) -> tuple[tuple[int, int], ...]:
+    """Return the half-open ranges of a step's sampled tokens that `failure_span` chooses, failed or not.
+
+    "statement" chooses the code where no statement is known: the step executed, or it failed without an exception.
+    """
+    if failure_span == "turn":
+        return ((0, len(step.action_ids)),)
+    return (failure_span == "statement" and step.statement_spans) or step.code_spans
+
+
 def _failed(step: Step, failure_span: str) -> list[int]:
     """Return the `failed_mask` (t,) of a step's sampled tokens."""
-    if step.failure is None:
-        return [0] * len(step.action_ids)
-    if failure_span == "turn":
-        return [1] * len(step.action_ids)
     marks = [0] * len(step.action_ids)
-    for start, end in step.code_spans:
+    for start, end in spans_of(step, failure_span) if step.failure is not None else ():
         marks[start:end] = [1] * (end - start)
     return marks

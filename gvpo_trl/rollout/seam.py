@@ -52,15 +52,27 @@ class RolloutContext:
     no_code_is_failure: bool
     """Whether a turn without code is a failed step."""
     failure_span: str
-    """Which tokens of a failed step are marked as failed: those of the whole "turn" or only those of the "code"."""
+    """Which tokens of a failed step are marked as failed: those of the whole "turn", of the "code" in it, or of the
+    code from the "statement" that raised on."""
     mask_truncated_completions: bool
     """Whether a trajectory that a budget ended is left out of the loss."""
     streams: Callable[[], Streams]
     """Returns the seeds of the next rollout's turns; each call is for another rollout."""
+    no_code: str = "penalise"
+    """What becomes of a failed turn without code; see `pack`."""
+    caught_api_errors_fail: bool = False
+    """Whether a step counts as failed if its code caught the error of an API call."""
     generation_session: Callable[[Sequence[int]], AbstractContextManager[Generate | StreamingGenerate]]
     """Opens a generator for one rollout. Its argument is the list of ids that end a turn."""
     record: Callable[[list[Trajectory], RolloutSeconds, bool], None]
     """Records a rollout: its trajectories, its seconds, and whether they count in the trainer's next log."""
+
+
+OPTIONS = (
+    *("max_turns", "max_turn_length", "max_observation_length", "max_completion_length", "no_code_is_failure"),
+    *("no_code", "caught_api_errors_fail", "failure_span", "mask_truncated_completions"),
+)
+"""Fields of `RolloutContext` that a `GVPOConfig` holds under the same names."""
 
 
 class RolloutTrainer(Protocol):

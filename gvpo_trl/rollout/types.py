@@ -95,16 +95,25 @@ class Step:
     """The code that was run; `None` when the turn held no code."""
     code_spans: tuple[tuple[int, int], ...] = ()
     """Half-open ranges of `action_ids` that hold the code, for `failure_span="code"`."""
+    statement_spans: tuple[tuple[int, int], ...] = ()
+    """The part of `code_spans` from the statement that raised on; empty if no statement of the code raised."""
     observation: str
     """The user message that the agent was shown after the turn."""
     failure: FailureKind | None
     """Why the step failed; `None` when it executed."""
     api_calls: tuple[str, ...] = ()
     """`app.api` of each call that the step made, in order."""
+    api_errors: tuple[str, ...] = ()
+    """`app.api` of each call that was answered with an error status, in order."""
     generate_s: float = 0.0
     """Seconds from the request of the turn to its last token."""
     execute_s: float = 0.0
     """Seconds that the code ran."""
+
+    @property
+    def caught_api_errors(self) -> tuple[str, ...]:
+        """The calls that were answered with an error status although no exception left the code."""
+        return self.api_errors if self.failure in (None, FailureKind.CAUGHT_API) else ()
 
     @property
     def looked_at_docs(self) -> bool:

@@ -37,9 +37,30 @@ def rollout_sums(trajectories: Sequence[Trajectory], *, has_scores: bool = True)
         sums[f"steps/failed/{kind}"] = (sum(step.failure is kind for step in steps), len(steps))
     for reason in StopReason:
         sums[f"stop/{reason}"] = (sum(trajectory.stop is reason for trajectory in trajectories), rows)
+    sums |= caution_sums(trajectories)
     if not has_scores:
-        del sums["rollout/task_goal_completion"]
+        del sums["rollout/task_goal_completion"], sums["rollout/early_completion"]
     return sums
+
+
+def caution_sums(trajectories: Sequence[Trajectory]) -> dict[str, tuple[float, float]]:
+    """Return (sum, count) of metrics that show an agent which avoids failures by doing less or by hiding them.
+
+    `steps/caught_api_errors` is the number of API calls per step that were answered with an error in steps whose code
+    executed all the same. `steps/code_tokens` is the number of sampled tokens of code per turn. `steps/docs_calls` is
+    the share of API calls that go to `api_docs`. `rollout/early_completion` is the share of scored trajectories in
+    which the agent declared the task complete although a test fails.
+    """
+    steps = [step for trajectory in trajectories for step in trajectory.steps]
+    calls = [call for step in steps for call in step.api_calls]
+    scored = [trajectory for trajectory in trajectories if trajectory.score is not None]
+    early = [t for t in scored if t.stop is StopReason.COMPLETED and not t.score.success]
+    return {
+        "steps/caught_api_errors": (sum(len(step.caught_api_errors) for step in steps), len(steps)),
+        "steps/code_tokens": (sum(end - start for step in steps for start, end in step.code_spans), len(steps)),
+        "steps/docs_calls": (sum(call.startswith("api_docs.") for call in calls), len(calls)),
+        "rollout/early_completion": (len(early), len(scored)),
+    }
 
 
 def means(values: Mapping[str, Sequence[float]]) -> dict[str, float | None]:

@@ -190,9 +190,10 @@ class ToolWatch:
         """(B,) whether the machinery broke in a row."""
         return [row.fault is not None for row in self.rows]
 
-    def failed_rows(self) -> list[dict[str, list[int]]]:
-        """Return the failed mask in the form in which a rollout's rows have it."""
-        return [{"failed_mask": mask} for mask in self.failed_mask]
+    def rolled_out(self) -> list[dict[str, Any]]:
+        """Return (B,) the failed mask and the trajectory of each row, as a rollout adds them to its rows."""
+        pairs = zip(self.failed_mask, self.trajectories, strict=True)
+        return [{"failed_mask": mask, "trajectory": trajectory} for mask, trajectory in pairs]
 
     def rewarded(self, rewards: Sequence[float | None]) -> list[Trajectory]:
         """Return the trajectories with their rewards."""

@@ -30,6 +30,7 @@ def trajectory(task_id="t_1", text="print('ä')"):
                 observation="Output: 🎵 \ud83d",  # half a surrogate pair, as an agent may print it
                 failure=FailureKind.API,
                 api_calls=("spotify.login",),
+                api_errors=("spotify.login",),
                 generate_s=0.12345,
             )
         ],
@@ -54,6 +55,7 @@ def test_what_is_written_is_what_is_read(tmp_path):
                 "observation": "Output: 🎵 \ud83d",
                 "failure": "api",
                 "api_calls": ["spotify.login"],
+                "api_errors": ["spotify.login"],
                 "tokens": 2,
                 "generate_s": 0.1235,
                 "execute_s": 0.0,

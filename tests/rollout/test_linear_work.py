@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from gvpo_trl.rollout.chat import Chat
 from gvpo_trl.rollout.code import extract_code
+from gvpo_trl.rollout.statement import statement_spans
+from gvpo_trl.rollout.types import Step
 from tests.support.growth import cpu_growth, lines_run
 from tests.support.templates import CountingTokenizer, byte_fallback_tokenizer, merging_tokenizer
 from tests.support.tiny import tiny_tokenizer
@@ -129,4 +131,21 @@ def test_locating_the_tokens_of_code_takes_nearly_linear_work(parts, tokenizer):
         code = extract_code(work.chat.text(ids))
         if code is not None:
             decoded = work.count(lambda chat: chat.token_spans(ids, code))  # noqa: B023
+            assert decoded < 50 * len(ids) * math.log2(len(ids))
+
+
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer(), byte_fallback_tokenizer()], ids=["bytes", "byte fallback"])
+@pytest.mark.parametrize("parts", HOSTILE.values(), ids=HOSTILE.keys())
+def test_locating_the_tokens_of_a_statement_takes_nearly_linear_work(parts, tokenizer):
+    work = Work(tokenizer)
+    for length in (500, 1_000, 2_000):
+        ids = tokenizer(text_of(parts, length) + "\n```python\nx\ny", add_special_tokens=False)["input_ids"]
+        code = extract_code(work.chat.text(ids))
+        if code is not None:
+            line = code.source.count("\n") + 1
+            step = Step(
+                action_ids=ids, action_logprobs=None, bridge_ids=[], text="", code=code.source,
+                code_spans=code.spans, observation="", failure=None,
+            )  # fmt: skip
+            decoded = work.count(lambda chat: statement_spans(chat, step, line))  # noqa: B023
             assert decoded < 50 * len(ids) * math.log2(len(ids))

@@ -116,3 +116,10 @@ def test_packing_changes_nothing_of_the_trajectory():
     steps = step([10], [20]), step([11], [21])
     pack(trajectory(*steps), filler_id=FILLER)
     assert [(s.action_ids, s.bridge_ids) for s in steps] == [([10], [20]), ([11], [21])]
+
+
+@pytest.mark.parametrize("no_code", ["mask", "drop"])
+def test_an_interpreter_that_reports_no_code_cannot_take_its_turn_out_of_the_loss(no_code):
+    """The agent controls its interpreter, and `step` above holds code."""
+    row = pack(trajectory(step([10, 11], failure=FailureKind.NO_CODE)), filler_id=FILLER, no_code=no_code)
+    assert (row.env_mask, row.failed_mask) == ([1, 1], [1, 1])

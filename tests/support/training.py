@@ -105,7 +105,7 @@ def make_trainer(
         options: fields of `GVPOConfig` or arguments of the trainer.
     """
     tokenizer = tokenizer or tiny_tokenizer()
-    names = ("reward_funcs", "eval_dataset", "peft_config", "rollout_func", "callbacks")
+    names = ("reward_funcs", "eval_dataset", "peft_config", "rollout_func", "callbacks", "step_advantages")
     arguments = {name: options.pop(name) for name in names if name in options}
     defaults = {
         "use_cpu": True,

@@ -345,7 +345,7 @@ def step_result(reply: dict, max_output_chars: int) -> StepResult:
     Raises:
         ChannelGarbage: the reply is no report of a step.
     """
-    verdict, text = reply.get("verdict"), reply.get("text")
+    verdict, text, line = reply.get("verdict"), reply.get("text"), reply.get("failed_line")
     if not isinstance(text, str):
         raise frames.ChannelGarbage("an answer without text")
     if verdict is not None and verdict not in list(FailureKind):
@@ -356,6 +356,7 @@ def step_result(reply: dict, max_output_chars: int) -> StepResult:
         text=texts.spelled_out(text),
         failure=None if verdict is None else FailureKind(verdict),
         ended=reply.get("ended") is True,
+        failed_line=line if type(line) is int and verdict is not None else None,
     )
 
 

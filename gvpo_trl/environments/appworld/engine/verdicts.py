@@ -5,6 +5,7 @@ one happens, and keeps the objects that decide the verdict: the shell's result a
 app's error status. The text of the step plays no part, because agent code can print any text.
 """
 
+import ast
 import contextlib
 import functools
 import sys
@@ -14,6 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gvpo_trl.environments.appworld.wire import texts
+
+# Agent code may replace these in their modules.
+_parse, _walk, _traceback_of = ast.parse, ast.walk, BaseException.__traceback__.__get__
 
 
 class Recorder:
@@ -113,6 +117,32 @@ class Recorder:
             return self._kind(self.result.error_in_exec)
         return self.unraised[0] if self.unraised else None
 
+    def failed_line(self, escaped: BaseException | None = None) -> int | None:
+        """Return the line, from 1, on which the statement begins that raised; `None` where nothing tells it.
+
+        The statement is the smallest one of the step's own code that holds the line where the outermost frame of this
+        code stood: the statement in a loop's body and not the loop, the call of a function and not the line in the
+        function that raised. Of code that does not parse it is the line that the parser names.
+
+        Args:
+            escaped: the exception that left `execute`, if one did.
+        """
+        error = escaped
+        if error is None and self.result is not None:
+            error = self.result.error_before_exec or self.result.error_in_exec
+        with contextlib.suppress(Exception):
+            try:
+                tree = _parse(self.code)
+            except SyntaxError as refused:
+                return refused.lineno
+            if error is None:
+                return None
+            line = _line_of(error)
+            if line is None and isinstance(error, SyntaxError):  # the compiler refuses what the parser takes
+                line = error.lineno
+            return None if line is None else _statement_line(tree, line)
+        return None
+
     def _kind_before_execution(self, error: BaseException) -> str:
         # IPython also reports here an exception that its own display of the code's exception raised.
         if isinstance(error, SyntaxError) or error.__context__ is None:
@@ -133,6 +163,26 @@ class Recorder:
         if isinstance(error, SyntaxError) and error.filename and "ipython-input" in error.filename:
             return "syntax"
         return "runtime"
+
+
+def _line_of(error: BaseException) -> int | None:
+    """Return the line at which the outermost frame of agent code stood when the exception passed it."""
+    trace = _traceback_of(error)
+    while trace is not None:
+        if "ipython-input" in trace.tb_frame.f_code.co_filename:
+            return trace.tb_lineno
+        trace = trace.tb_next
+    return None
+
+
+def _statement_line(tree: ast.Module, line: int) -> int:
+    """Return the line on which the smallest statement begins that holds a line; the line itself if none does."""
+    starts = [
+        (min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))]), node.end_lineno)
+        for node in _walk(tree)
+        if isinstance(node, ast.stmt)
+    ]
+    return max((start for start, end in starts if start <= line <= end), default=line)
 
 
 def _before(function: Callable, note: Callable[[], None]) -> Callable:
@@ -186,6 +236,8 @@ class Outcome:
     """The failure kind, `None` when the code executed."""
     ended: bool
     """Whether the code ended its interpreter."""
+    failed_line: int | None
+    """The line on which the statement begins that raised or does not parse; see `Recorder.failed_line`."""
     escaped: BaseException | None
     """The exception that left `execute`, if one did. AppWorld has then not done its bookkeeping of the step."""
 
@@ -208,7 +260,8 @@ def run_step(world, recorder: Recorder, code: str, max_output_chars: int) -> Out
     shown = texts.spelled_out(text[: max_output_chars + 1])
     if len(shown) > max_output_chars:
         shown, verdict = texts.cut_output(shown, max_output_chars, length=len(text)), verdict or "output"
-    return Outcome(text=shown, verdict=verdict, ended=ended, escaped=escaped)
+    line = recorder.failed_line(escaped) if verdict is not None else None
+    return Outcome(text=shown, verdict=verdict, ended=ended, failed_line=line, escaped=escaped)
 
 
 def _describe(error: BaseException) -> str:

@@ -135,6 +135,7 @@ class Interpreter:
             "text": outcome.text,
             "verdict": outcome.verdict,
             "ended": outcome.ended,
+            "failed_line": outcome.failed_line,
             "logged": {name: texts.spelled_out(logged[name][:most])[:most] for name in ("input", "output")},
             "counted": world.num_interactions > before,
         }

@@ -42,6 +42,7 @@ class Episode:
             "text": outcome.text,
             "verdict": outcome.verdict,
             "ended": outcome.ended,
+            "failed_line": outcome.failed_line,
             "completed": self.completed(),
             "api_calls": self.recorder.api_calls,
             "api_errors": self.recorder.failed_calls,
