@@ -91,6 +91,10 @@ def page() -> str:
     return "\n".join(parts)
 
 
+FIELD = re.compile(r"(\w+) \(`[^`]+`(?: or `[^`]+`)*(?:, \*optional\*)?(?:, defaults to `([^`]*)`)?\)")
+"""The heading of a field in a docstring, with its name and its default."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Description:
     """What a docstring says about a field."""
@@ -113,7 +117,7 @@ def described(owner: type, required: set[str]) -> dict[str, dict[str, Descriptio
         if line.startswith("> "):
             group = line.removeprefix("> Parameters that control the ").capitalize()
             continue
-        for name, default in re.findall(r"(\w+) \(`[^`]+`(?:, \*optional\*)?(?:, defaults to `([^`]*)`)?\)", line):
+        for name, default in FIELD.findall(line):
             groups.setdefault(group, {})[name] = Description(default or None, text)
     found = {name: entry for entries in groups.values() for name, entry in entries.items()}
     fields = {field.name: field.default for field in dataclasses.fields(owner)}
