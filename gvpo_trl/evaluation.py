@@ -6,13 +6,14 @@ compute no loss, and they return the trajectories.
 
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import gather_object
 
 from gvpo_trl.rollout.types import Trajectory
-from gvpo_trl.training.metrics import summarize
+from gvpo_trl.training.outcomes import Ended, summarize
 from gvpo_trl.training.room import warn_of_little_room
 
 if TYPE_CHECKING:
@@ -40,10 +41,25 @@ def evaluate(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", sampl
     return summarize(attempt_tasks(trainer, dataset, samples))
 
 
-def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", samples: int = 1) -> list[Trajectory]:
+def attempt_tasks(
+    trainer: "GVPOTrainer",
+    dataset: "Dataset | IterableDataset",
+    samples: int = 1,
+    *,
+    done: Collection[int] = (),
+    ended: Ended | None = None,
+) -> list[Trajectory]:
     """Attempt every task `samples` times and return the trajectories.
 
     The attempts are shared out over the processes, and each process returns the trajectories of all.
+
+    Args:
+        trainer: provides the model, sampling settings, environments and budgets; its model is not trained.
+        dataset: rows with `prompt` and `task_id`, or a stream of such rows.
+        samples: number of attempts at each task.
+        done: numbers of attempts that are left out, because an earlier call has made them. The others are the same
+            attempts as without these.
+        ended: is called on the process that makes an attempt as soon as it has ended, with its number and trajectory.
 
     Raises:
         ValueError: the data set is empty, `samples` is less than 1, or the trainer has a `rollout_func` of another
@@ -60,6 +76,7 @@ def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", 
     if not rows:
         raise ValueError("The data set is empty; choose another split or wider difficulties.")
     warn_of_little_room(trainer, [row for _, row in rows])
+    rows = [(number, row) for number, row in rows if number not in done]
     was_training = trainer.model.training
     trainer.model.eval()
     try:
@@ -70,7 +87,8 @@ def attempt_tasks(trainer: "GVPOTrainer", dataset: "Dataset | IterableDataset", 
                 trainer.rollout_context(),
                 dates=[row.get("datetime") for _, row in mine],
                 in_metrics=False,
-                first_row=mine[0][0] if mine else 0,
+                rows=[number for number, _ in mine],
+                ended=ended and (lambda position, trajectory: ended(mine[position][0], trajectory)),
             )
     finally:
         trainer.model.train(was_training)

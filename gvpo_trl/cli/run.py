@@ -62,30 +62,29 @@ def evaluate(script_args: "ScriptArguments", training_args: "GVPOConfig", model_
     Raises:
         CommandError: the user has to mend the configuration, the data or the environment.
     """
-    from gvpo_trl.evaluation import evaluate as run_evaluation
+    from gvpo_trl.cli import evaluate as evaluation
     from gvpo_trl.evaluation import write_report
 
     with _user_errors():
         if script_args.eval_split is None:
             raise ValueError("eval_split is missing; name a split: train, dev, test_normal or test_challenge")
         dataset = _eval_tasks(script_args)
+        settings = evaluation.settings_of(script_args, training_args, model_args, dataset)
+        output_dir, rank = training_args.output_dir, training_args.process_index
+        files = evaluation.choose_files(script_args.report_path, output_dir, settings, rank)
     training_args.eval_strategy = "no"  # the schedule is for evaluations during training
     with _environments(script_args, training_args) as environments:
         with _user_errors():
             trainer = build_trainer(script_args, training_args, model_args, environments, train_dataset=dataset)
-        figures = run_evaluation(trainer, dataset, samples=script_args.eval_samples)
+        report = evaluation.run(trainer, dataset, files, script_args.eval_samples)
         if trainer.accelerator.is_main_process:
-            report = {
-                "model": model_args.model_name_or_path,
-                "adapter": script_args.adapter_name_or_path,
-                "split": script_args.eval_split,
-                "temperature": training_args.temperature,
-                **figures,
-            }
-            path = script_args.report_path or f"{training_args.output_dir}/evaluation-{script_args.eval_split}.json"
-            write_report(report, Path(path))
-            print("\n".join(f"{name:18}  {value:.4g}" for name, value in figures.items()))
-            print(f"report in {path}")
+            write_report(report, files.report)
+            errors = report["standard_errors"]
+            for name in ("tgc", "sgc", "reward", "failed_step_share", "docs_step_share", "turns_per_task"):
+                error = f" ± {errors[name]:.2g}" if name in errors else ""
+                print(f"{name:18}  {report[name]:.4g}{error}")
+            print(f"{report['attempts']} attempts at {report['tasks']} tasks, {report['unscorable']} without a score")
+            print(f"report in {files.report}")
 
 
 def build_trainer(

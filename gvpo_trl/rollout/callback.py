@@ -1,7 +1,7 @@
 """`MultiTurnRollout`, the function that TRL calls as `rollout_func`."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -110,7 +110,8 @@ class MultiTurnRollout:
         *,
         dates: Sequence[str | None] | None = None,
         in_metrics: bool = True,
-        first_row: int | None = None,
+        rows: Sequence[int] | None = None,
+        ended: Callable[[int, Trajectory], None] | None = None,
     ) -> list[Trajectory]:
         """Attempt each task once with the trainer's current model, write the traces, and return the trajectories.
 
@@ -120,8 +121,9 @@ class MultiTurnRollout:
             context: what the trainer provides (`GVPOTrainer.rollout_context()`).
             dates: (B,) each task's date and time in ISO format, for templates that write today's date.
             in_metrics: whether the trajectories count in the metrics of the trainer's next log.
-            first_row: the number of the first task among the tasks of all processes, which the seeds of its turns
-                depend on; by default the context's.
+            rows: (B,) the number of each task among those of all processes, which the seeds of its turns depend on; by
+                default the tasks follow each other.
+            ended: is called in this thread with the position of each attempt that has ended, and its trajectory.
         """
         chat = Chat(
             context.tokenizer,
@@ -130,11 +132,11 @@ class MultiTurnRollout:
             template_kwargs=context.chat_template_kwargs,
         )
         streams = context.streams()
-        streams = streams if first_row is None else replace(streams, first_row=first_row)
+        streams = streams if rows is None else replace(streams, rows=tuple(rows))
         loop = RolloutLoop(self.environments, chat, self.budgets(context), streams)
         started = time.perf_counter()
         with context.generation_session(sorted(chat.end_ids)) as generate:
-            trajectories = loop.run(task_ids, prompts, generate, dates)
+            trajectories = loop.run(task_ids, prompts, generate, dates, ended)
         clock = loop.clock
         seconds = RolloutSeconds(
             generate=clock.generate_s,

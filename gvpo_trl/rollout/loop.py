@@ -16,7 +16,7 @@ trajectory is unscorable.
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -147,6 +147,7 @@ class RolloutLoop:
         prompts: Sequence[list[dict[str, Any]]],
         generate: Generate | StreamingGenerate,
         dates: Sequence[str | None] | None = None,
+        ended: Callable[[int, Trajectory], None] | None = None,
     ) -> list[Trajectory]:
         """Attempt every row's task once and return the trajectories in the order of the rows.
 
@@ -155,6 +156,7 @@ class RolloutLoop:
             prompts: one list of messages per row.
             generate: samples the turns.
             dates: one date per row in ISO format, which a chat template may write into the prompt; `None` if unknown.
+            ended: is called in this thread with the row and the trajectory of each attempt that has ended.
 
         Raises:
             ValueError: a prompt leaves no room for a turn.
@@ -175,7 +177,10 @@ class RolloutLoop:
                     busy = stream.advance()
                     self._start_steps(live)
                     self._collect(live, busy, in_rounds=stream is not generate)
-                    live = [attempt for attempt in live if attempt.stop is None or attempt.scoring is not None]
+                    over = [attempt for attempt in live if attempt.stop is not None and attempt.scoring is None]
+                    live = [attempt for attempt in live if attempt not in over]
+                    for attempt in over if ended else ():
+                        ended(attempt.row, self._finish(attempt))
                 return [self._finish(attempt) for attempt in attempts]
             finally:
                 for attempt in attempts:

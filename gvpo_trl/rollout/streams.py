@@ -17,6 +17,8 @@ class Streams:
     """What tells this rollout from every other one of the run: seed, step, and so on."""
     first_row: int = 0
     """The number of this process's first row among the rows of all processes."""
+    rows: tuple[int, ...] | None = None
+    """The number of each row of this process, where they do not follow each other."""
 
     def seed(self, row: int, turn: int) -> int:
         """Return the seed, in [0, 2^31), of a turn.
@@ -25,5 +27,6 @@ class Streams:
             row: the trajectory's row on this process.
             turn: the number of the turn in its trajectory, from 0.
         """
-        key = repr((*self.key, self.first_row + row, turn))
+        number = self.first_row + row if self.rows is None else self.rows[row]
+        key = repr((*self.key, number, turn))
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big") >> 1

@@ -101,23 +101,6 @@ def goal_completion(outcomes: Iterable[tuple[str, bool | None]]) -> dict[str, fl
     return {"tgc": _percent(scored), "sgc": _percent(scenarios)}
 
 
-def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the figures of a report: `tgc` and `sgc` (per cent), `reward`, `failed_step_share` and so on."""
-    sums = rollout_sums(trajectories)
-    rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
-    outcomes = [(t.task_id, t.score.success if t.score else None) for t in trajectories]
-    return {
-        **goal_completion(outcomes),
-        "reward": sum(rewards) / len(rewards) if rewards else float("nan"),
-        "failed_step_share": _ratio(sums["steps/failed"]),
-        "docs_step_share": _ratio(sums["steps/docs_lookup"]),
-        "turns_per_task": _ratio(sums["rollout/turns"]),
-        "tasks": len({trajectory.task_id for trajectory in trajectories}),
-        "attempts": len(trajectories),
-        "unscorable": len(trajectories) - len(rewards),
-    }
-
-
 def source_dataset(dataloader: Any) -> Any:
     """Return the data set behind a data loader, without the wrapper in which accelerate shards a stream."""
     dataset = dataloader.dataset
@@ -179,11 +162,6 @@ def group_shares(outcome: torch.Tensor, moves: torch.Tensor, group_size: int) ->
         "groups/zero_variance": tied.float().mean().item(),
         "groups/zero_variance_with_gradient": moved.float().mean().item(),
     }
-
-
-def _ratio(pair: tuple[float, float]) -> float:
-    total, count = pair
-    return total / count if count else float("nan")
 
 
 def _percent(values: Sequence[bool]) -> float:

@@ -94,7 +94,7 @@ def batches(
 
 def describe(trajectories: Sequence[Trajectory]) -> None:
     """Print how good the experts are."""
-    from gvpo_trl.training.metrics import summarize
+    from gvpo_trl.evaluation import summarize
 
     print({name: round(value, 3) for name, value in summarize(trajectories).items()}, flush=True)
 

@@ -14,8 +14,8 @@ from gvpo_trl.training.metrics import (
     rollout_sums,
     scenario_of,
     shaping_sums,
-    summarize,
 )
+from gvpo_trl.training.outcomes import summarize
 
 SOLVED, MISSED = Score(passed=("a", "b"), failed=()), Score(passed=("a",), failed=("b",))
 
