@@ -1,5 +1,7 @@
 """The rule of a trainer, its argument, and the options that decide what a failed step costs."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -139,22 +141,24 @@ def test_a_masked_turn_leaves_the_other_turns_their_outcome(tmp_path):
     assert [values for row, *values in turns(trainer) if row == 0] == [[0.75, 1.0], [0.0, 0.0], [0.75, 1.0]]
 
 
-class Catching(ToyEnvironment):
-    """Every step that executes has caught the error of one API call."""
+class Reporting(ToyEnvironment):
+    """Adds the given fields to the result of each step."""
+
+    def __init__(self, **fields):
+        super().__init__(score=score_of)
+        self.fields = fields
 
     def open(self, task_id):
         episode = super().open(task_id)
         step = episode.step
-        import dataclasses
-
-        episode.step = lambda code: dataclasses.replace(step(code), api_calls=("a.b", "a.c"), api_errors=("a.c",))
+        episode.step = lambda code: dataclasses.replace(step(code), **self.fields)
         return episode
 
 
 @pytest.mark.parametrize(("option", "kind"), [(False, None), (True, FailureKind.CAUGHT_API)])
 def test_a_caught_error_is_a_failure_where_that_is_asked_for(tmp_path, option, kind):
     script = [[code("x = 1"), FAIL, finish(1, 1)]] * 4
-    rollout = MultiTurnRollout(Catching(score=score_of))
+    rollout = MultiTurnRollout(Reporting(api_calls=("a.b", "a.c"), api_errors=("a.c",)))
     trainer = make_trainer(tmp_path, script, rollout_func=rollout, caught_api_errors_fail=option)
     rows = trainer.rows()
     trainer.one_batch(rows)
@@ -162,3 +166,13 @@ def test_a_caught_error_is_a_failure_where_that_is_asked_for(tmp_path, option, k
     assert (first.failure, first.caught_api_errors) == (kind, ("a.c",))
     assert (second.failure, second.caught_api_errors) == (FailureKind.RUNTIME, ())
     assert trainer._metrics["train"]["steps/caught_api_errors"][-1] == pytest.approx(2 / 3)
+
+
+def test_only_the_statement_that_raised_is_shaped(tmp_path):
+    script = [[code("x = 1\ny = 2\n1 / 0"), finish(1, 1)]] + [[finish(1, 1)]] * 3
+    rollout = MultiTurnRollout(Reporting(failed_line=3))
+    trainer = make_trainer(tmp_path, script, rollout_func=rollout, failure_span="statement")
+    rows = trainer.rows()
+    shaped = trainer.one_batch(rows)["advantages"][0]
+    ids = torch.tensor(rows[0]["trajectory"].steps[0].action_ids)
+    assert trainer.tokenizer.decode(ids[shaped[: len(ids)] != 0]) == "1 / 0"
