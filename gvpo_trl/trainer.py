@@ -66,6 +66,7 @@ from gvpo_trl.training.checks import (
     check_datasets,
     check_environment_of,
     check_eval_groups,
+    check_extras,
     check_rollout,
     check_rows,
     check_sampling,
@@ -147,6 +148,7 @@ class GVPOTrainer(MultiTurnTrainer):
         quieten()
         args = args if isinstance(args, GVPOConfig) else GVPOConfig.from_grpo(args)
         self._step_advantages = choose_rule(step_advantages, args)
+        check_extras(args)
         has_tools = check_rollout(kwargs, args.failure_span, hooks=(tool_verdict, tool_faults))
         if not has_tools:
             check_uploads(args, kwargs["rollout_func"])

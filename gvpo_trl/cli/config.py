@@ -25,6 +25,23 @@ class ConfigParser(TrlParser):
         super().__init__(*args, allow_abbrev=False, **kwargs)
         self.add_argument("--config", metavar="FILE", help="YAML file with any of the fields below.")
 
+    def format_help(self) -> str:
+        """Return the help in groups: what this package adds first, TRL's and transformers' fields behind it."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        left: dict[str, list[argparse.Action]] = {}
+        for action in self._actions:
+            left.setdefault(action.dest, []).append(action)  # a switch has a second action, `--no_…`
+        for title, names in _help_groups():
+            actions = [action for name in names for action in left.pop(name, [])]
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        formatter.start_section("everything else")
+        formatter.add_arguments([action for actions in left.values() for action in actions])
+        formatter.end_section()
+        return formatter.format_help() + "\n" + self.epilog
+
     def error(self, message: str) -> None:
         """Raise instead of printing the usage of several hundred options and exiting."""
         raise ValueError(message)
@@ -73,6 +90,45 @@ class ConfigParser(TrlParser):
         os.environ.update({str(name): str(value) for name, value in environment.items()})
 
 
+def _help_groups() -> list[tuple[str, list[str]]]:
+    """Return the titles of the help's groups and the fields in each."""
+    from transformers import TrainingArguments
+    from trl import GRPOConfig, ModelConfig
+
+    from gvpo_trl.cli.arguments import ScriptArguments
+    from gvpo_trl.config import GVPOConfig
+
+    ours = [name for name in GVPOConfig.__annotations__ if name not in GRPOConfig.__dataclass_fields__]
+    changed = [name for name in GVPOConfig.__annotations__ if name in GRPOConfig.__dataclass_fields__]
+    common = ["model_name_or_path", "output_dir", "learning_rate", "max_steps", "seed", "resume_from_checkpoint"]
+    return [
+        ("first of all", ["help", "config", *common]),
+        ("tasks and environment (gvpo-trl)", [*ScriptArguments.__dataclass_fields__]),
+        ("method and rollout (gvpo-trl)", ours),
+        ("fields of TRL with a default of the paper", changed),
+        ("model and adapter (TRL)", [*ModelConfig.__dataclass_fields__]),
+        ("GRPO (TRL)", [*GRPOConfig.__annotations__]),
+        ("training (transformers)", [*TrainingArguments.__dataclass_fields__]),
+    ]
+
+
+EXAMPLES = {
+    "train": """\
+examples:
+  gvpo-trl train --config recipes/quickstart/config.yaml
+  gvpo-trl train --config recipes/quickstart/config.yaml --learning_rate 1e-4 --shaping none --output_dir runs/grpo
+  gvpo-trl train --config recipes/quickstart/config.yaml --resume_from_checkpoint true
+""",
+    "evaluate": """\
+examples:
+  gvpo-trl evaluate --config recipes/quickstart/config.yaml --eval_split test_normal --eval_samples 4
+  gvpo-trl evaluate --config recipes/quickstart/config.yaml --adapter_name_or_path runs/lora --temperature 0
+An interrupted evaluation goes on with the same command.
+""",
+}
+"""The last lines of each command's help."""
+
+
 def build_parser(command: str) -> ConfigParser:
     """Make the parser of `gvpo-trl train` or `gvpo-trl evaluate`."""
     from trl import ModelConfig
@@ -84,6 +140,7 @@ def build_parser(command: str) -> ConfigParser:
         (ScriptArguments, GVPOConfig, ModelConfig),
         prog=f"gvpo-trl {command}",
         usage=f"gvpo-trl {command} --config FILE [--field value ...]",
+        epilog=EXAMPLES[command],
     )
 
 

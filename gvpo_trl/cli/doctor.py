@@ -61,6 +61,7 @@ def examine() -> list[Finding]:
     return [
         Finding(section="system", name="gvpo-trl", found=__version__),
         Finding(section="system", name="python", found=f"{platform.python_version()} ({sys.executable})"),
+        _system(),
         *_packages(),
         _accelerator(),
         _vllm(),
@@ -88,6 +89,15 @@ def render(findings: list[Finding]) -> str:
     blocked = any(finding.blocks for finding in findings)
     lines += ["", "not ready to train yet" if blocked else "ready to train"]
     return "\n".join(lines)
+
+
+def _system() -> Finding:
+    """Say whether AppWorld's worlds can run on this system, which takes Linux."""
+    found = f"{platform.system()} {platform.release()}"
+    if sys.platform.startswith("linux"):
+        return Finding(section="system", name="system", found=found)
+    remedy = "the environment needs Linux: use Linux, a container or WSL 2"
+    return Finding(section="system", name="system", found=found, state=State.MISSING, remedy=remedy)
 
 
 def _packages() -> Iterator[Finding]:

@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from gvpo_trl import __version__
 from gvpo_trl.cli.errors import CommandError
@@ -78,6 +79,12 @@ def _build_parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="list what is installed, and what to type for what is missing")
     doctor.set_defaults(run=_doctor)
     _add_appworld(commands)
+    recipe = commands.add_parser(
+        "recipe", help="write a recipe, with its model where it has one, into recipes/NAME here"
+    )
+    recipe.add_argument("name", metavar="NAME", nargs="?", help="the recipe; without a name they are listed")
+    recipe.add_argument("--overwrite", action="store_true", help="write over files that are there")
+    recipe.set_defaults(run=_recipe)
     return parser
 
 
@@ -166,6 +173,20 @@ def _doctor(arguments: argparse.Namespace) -> int:
     findings = examine()
     print(printable(render(findings)))
     return 1 if any(finding.blocks for finding in findings) else 0
+
+
+def _recipe(arguments: argparse.Namespace) -> int:
+    from gvpo_trl.cli.recipe import recipe_names, write_recipe
+
+    if arguments.name is None:
+        print("\n".join(recipe_names()))
+        return 0
+    try:
+        folder = write_recipe(arguments.name, Path.cwd(), overwrite=arguments.overwrite)
+    except OSError as error:
+        raise CommandError(error) from error
+    print(f"{folder.relative_to(Path.cwd())} is here; its README.md has the commands")
+    return 0
 
 
 def _appworld_setup(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """Checks data sets, tokenizers, sampling settings and a rollout's rows, with errors that name the remedy."""
 
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -40,6 +41,19 @@ def check_rollout(options: Mapping[str, Any], failure_span: str, hooks: Sequence
     if not has_tools and any(hooks):
         raise ValueError("tool_verdict and tool_faults are about tools; pass tools or environment_factory as well.")
     return has_tools
+
+
+def check_extras(args: Any) -> None:
+    """Check that an optional package is there where an option needs it.
+
+    Args:
+        args: a `GVPOConfig`.
+
+    Raises:
+        ValueError: the package is missing; the message names the extra that installs it.
+    """
+    if args.use_vllm and importlib.util.find_spec("vllm") is None:
+        raise ValueError('use_vllm=True needs vLLM: pip install "gvpo-trl[vllm]", or leave use_vllm out.')
 
 
 def check_environment_of(rollout_func: Any, dataset: Any) -> None:

@@ -23,7 +23,7 @@ from gvpo_trl.environments.appworld.episodes import AppWorldEpisode, ProcessEpis
 from gvpo_trl.environments.appworld.limits import CommonEnvironment, Limits, check_at_least
 from gvpo_trl.environments.appworld.machinery import Machinery, make_machinery
 from gvpo_trl.environments.appworld.prefetch import Places
-from gvpo_trl.environments.appworld.setup import VERSION, appworld_python
+from gvpo_trl.environments.appworld.setup import VERSION, appworld_python, check_platform
 from gvpo_trl.environments.appworld.tasks import check_root, check_task, task_source
 from gvpo_trl.environments.appworld.workspace import Workspace
 from gvpo_trl.environments.base import ResetResult
@@ -147,9 +147,11 @@ class AppWorldEnvironments(CommonEnvironment):
         """Start the hosts and wait until they are warm; without this call the first `open` does it.
 
         Raises:
-            SetupError: the kernel cannot restrict the interpreter in full and `require_sandbox` is set.
+            SetupError: this is not Linux, or the kernel cannot restrict the interpreter in full and
+                `require_sandbox` is set.
             HostFault, EnvironmentsExhausted: a host did not come up.
         """
+        check_platform()
         self.machinery.start()
         return self
 
@@ -172,6 +174,7 @@ class AppWorldEnvironments(CommonEnvironment):
             EpisodeFault: the world could not be opened.
             EnvironmentsExhausted: hosts died too often in a row.
         """
+        check_platform()
         self.check_process()
         check_task(self.root, task_id)
         started = time.monotonic()

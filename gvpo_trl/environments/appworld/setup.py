@@ -5,7 +5,6 @@ environment.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -54,6 +53,19 @@ class AppWorldFacts:
         return "\n".join(lines)
 
 
+def check_platform() -> None:
+    """Check that this is Linux, before anything is installed or forked.
+
+    Raises:
+        SetupError: it is another system.
+    """
+    if not sys.platform.startswith("linux"):
+        raise SetupError(
+            f"AppWorld's worlds are forked and restricted by Linux, and this is {sys.platform}: use Linux, a "
+            "container or WSL 2 (the trainer, the viewer and load_tasks work here)"
+        )
+
+
 def default_venv() -> Path:
     """Return the folder of AppWorld's environment: `GVPO_APPWORLD_VENV`, or else a folder in the user's cache."""
     if named := os.environ.get("GVPO_APPWORLD_VENV"):
@@ -82,6 +94,7 @@ def ensure_appworld(venv: Path | str | None = None) -> Path:
     Raises:
         SetupError: there is no supported Python or no network, the folder is something else, or a package is broken.
     """
+    check_platform()
     path = _resolve(venv)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _lock(path.with_name(path.name + ".lock")):
@@ -200,6 +213,8 @@ def _call(command: list[Path | str], problem: str, environment: dict[str, str]) 
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
+    import fcntl  # Windows has none, and gets an error that says so
+
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
