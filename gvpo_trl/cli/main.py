@@ -132,8 +132,14 @@ def _run_configured(command: str, argv: list[str]) -> int:
         raise CommandError(error) from error
     from gvpo_trl.cli import run as commands
 
-    run = commands.train if command == "train" else commands.evaluate
-    run(*arguments)
+    if command == "evaluate":
+        commands.evaluate(*arguments)
+        return 0
+    try:
+        commands.train(*arguments)
+    except KeyboardInterrupt:
+        print(commands.how_to_resume(argv, arguments[1].output_dir), file=sys.stderr)
+        raise
     return 0
 
 

@@ -1,5 +1,6 @@
 """Runs `gvpo-trl train` and `gvpo-trl evaluate` once their configuration is read: build, run, clean up."""
 
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -165,6 +166,26 @@ def load_tokenizer(
     return tokenizer
 
 
+def how_to_resume(argv: list[str], output_dir: str) -> str:
+    """Return the line that an interrupted training ends with: the command that goes on from the last checkpoint.
+
+    Args:
+        argv: the arguments of `gvpo-trl train`.
+        output_dir: the run's folder.
+    """
+    from gvpo_trl.training.resume import last_checkpoint
+
+    checkpoint = last_checkpoint(output_dir)
+    if checkpoint is None:
+        return f"gvpo-trl: {output_dir} holds no checkpoint yet; save_steps says how often one is written"
+    given = [argument for argument in argv if not argument.startswith("--resume_from_checkpoint=")]
+    if "--resume_from_checkpoint" in given:
+        position = given.index("--resume_from_checkpoint")
+        del given[position : position + 2]
+    command = shlex.join(["gvpo-trl", "train", *given, "--resume_from_checkpoint", "true"])
+    return f"\ngvpo-trl: to go on from {Path(checkpoint).name}: {command}"
+
+
 def resolve_checkpoint(wanted: str | bool | None, output_dir: str) -> str | None:
     """Return the checkpoint folder to resume from: `true` means the last one in `output_dir`.
 
@@ -173,13 +194,13 @@ def resolve_checkpoint(wanted: str | bool | None, output_dir: str) -> str | None
     """
     if wanted is None or str(wanted).lower() in ("false", "none", ""):
         return None
-    from transformers.trainer_utils import get_last_checkpoint
+    from gvpo_trl.training.resume import last_checkpoint
 
     if str(wanted).lower() != "true":
         if not Path(wanted).is_dir():
             raise ValueError(f"resume_from_checkpoint={wanted} is no folder; `true` takes the last one in output_dir")
         return str(wanted)
-    last = get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None
+    last = last_checkpoint(output_dir)
     if last is None:
         raise ValueError(
             f"resume_from_checkpoint=true, but {output_dir} holds no checkpoint; leave it out to start anew"
