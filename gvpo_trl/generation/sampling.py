@@ -81,9 +81,10 @@ _HARMLESS = (
 
 def greedy(config: GenerationConfig) -> GenerationConfig:
     """Return a copy of a configuration that always takes the most likely token, as `temperature=0` means."""
-    config = copy.deepcopy(config)
+    config, defaults = copy.deepcopy(config), GenerationConfig()
     config.do_sample = False
-    config.temperature, config.top_k, config.top_p, config.min_p = 1.0, 0, 1.0, None
+    for name in ("temperature", "top_k", "top_p", "min_p"):  # transformers warns of others that have no effect
+        setattr(config, name, getattr(defaults, name))
     return config
 
 

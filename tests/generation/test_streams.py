@@ -1,5 +1,6 @@
 """Each trajectory is sampled from a random stream of its own, so a run does not depend on who is slow."""
 
+import logging
 import random
 import threading
 import time
@@ -146,3 +147,13 @@ def test_opening_a_world_is_not_straggling():
     loop = RolloutLoop(environment, Chat(TOKENIZER, [END]), budgets(straggler_s=0.02, max_turns=3))
     loop.run([f"t_{n}" for n in range(4)], [[{"role": "user", "content": "x"}]] * 4, generate)
     assert batches == [4, 4, 4]
+
+
+def test_sampling_causes_no_warning_of_transformers(caplog):
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        generator()(requests(2))
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
