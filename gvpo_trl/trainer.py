@@ -25,6 +25,8 @@ other.
                                                  test_the_overridden_methods_have_these_signatures
     _save_checkpoint                   private   saves the buffer, the loss and the metrics that no log has shown
                                                  test_the_overridden_methods_have_these_signatures
+    save_model                         public    puts the trained one of several adapters into the root
+                                                 test_the_overridden_methods_have_these_signatures
     evaluation_loop                    public    adds TGC and SGC over the whole data set
                                                  test_the_overridden_methods_have_these_signatures
     log                                public    keeps tables of training and evaluations apart
@@ -60,6 +62,7 @@ from gvpo_trl.rewards import passed_tests_share
 from gvpo_trl.rollout.prefetch import Lookahead, Prefetch
 from gvpo_trl.step_advantages import StepAdvantageRule, apply_rule
 from gvpo_trl.training import metrics
+from gvpo_trl.training.adapters import put_trained_adapter_first
 from gvpo_trl.training.advantages import outcome_of_rows, unscorable_rows
 from gvpo_trl.training.checks import (
     check_chat,
@@ -288,6 +291,13 @@ class GVPOTrainer(MultiTurnTrainer):
         self._resume.save(run_dir)
         super()._save_checkpoint(model, trial)
         self._resume.prune(run_dir)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save as TRL does, with the trained adapter in the folder's root where a model has several."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir)
+            put_trained_adapter_first(self.accelerator.unwrap_model(self.model), folder)
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix: str = "eval", **kwargs):
         """Evaluate as TRL does, give every metric the prefix, and add TGC and SGC, which count each task only once.

@@ -94,8 +94,8 @@ def test_the_overridden_methods_have_these_signatures():
     assert parameters(GRPOTrainer._compute_loss) == "self model inputs"
     state = "self max_steps num_update_steps_per_epoch num_train_epochs resume_from_checkpoint trial"
     assert parameters(GRPOTrainer._init_training_state) == state
-    assert parameters(GRPOTrainer._save_checkpoint) == "self model trial"
-    assert parameters(GRPOTrainer.log) == "self logs start_time"
+    others = [parameters(getattr(GRPOTrainer, name)) for name in ("_save_checkpoint", "save_model", "log")]
+    assert others == ["self model trial", "self output_dir _internal_call", "self logs start_time"]
     assert parameters(GRPOTrainer._tool_call_loop).startswith("self prompts prompt_ids completion_ids completions ")
     assert parameters(GRPOTrainer._calculate_rewards) == "self inputs prompts completions completion_ids_list"
     init = parameters(GRPOTrainer.__init__)
@@ -116,8 +116,8 @@ def test_nothing_of_trls_is_hidden_by_accident():
     shared = {name for name in ours if hasattr(GRPOTrainer, name)}
     methods = (
         "__init__ train _generate_and_score_completions _generate _tool_call_loop _calculate_rewards _compute_loss "
-        "get_batch_samples _init_training_state _save_checkpoint evaluation_loop log create_model_card push_to_hub "
-        "_push_from_checkpoint"
+        "get_batch_samples _init_training_state _save_checkpoint save_model evaluation_loop log create_model_card "
+        "push_to_hub _push_from_checkpoint"
     )
     assert shared == {"_tag_names", "_name", "_paper", *methods.split()}
     table = inspect.getdoc(sys.modules[GVPOTrainer.__module__])
