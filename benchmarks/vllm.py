@@ -19,8 +19,9 @@ import torch
 from benchmarks.common import END, finish, interleaved, random_qwen2, ratio
 from gvpo_trl.environments.base import ResetResult, Score, StepResult
 from gvpo_trl.generation.vllm import EngineTurns
+from gvpo_trl.rollout.budgets import Budgets
 from gvpo_trl.rollout.chat import Chat
-from gvpo_trl.rollout.loop import Budgets, RolloutLoop
+from gvpo_trl.rollout.loop import RolloutLoop
 from gvpo_trl.rollout.types import Generate, StreamingGenerate, Trajectory, Turn, TurnRequest
 from tests.support.tiny import tiny_tokenizer
 

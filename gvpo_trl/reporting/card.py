@@ -19,7 +19,7 @@ from gvpo_trl.faults import SetupError
 from gvpo_trl.reporting import card_facts
 from gvpo_trl.reporting.plots import plot_run, series
 from gvpo_trl.reporting.uploads import parse_benchmark, source_of
-from gvpo_trl.rollout.loop import OBSERVATION_TEMPLATE
+from gvpo_trl.rollout.budgets import OBSERVATION_TEMPLATE
 
 PAPER = {
     "title": "Group Verification-based Policy Optimization for Interactive Coding Agents",

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from gvpo_trl.environments.base import Environment
+from gvpo_trl.rollout.budgets import OBSERVATION_TEMPLATE, Budgets
 from gvpo_trl.rollout.chat import Chat
-from gvpo_trl.rollout.loop import OBSERVATION_TEMPLATE, Budgets, RolloutLoop
+from gvpo_trl.rollout.loop import RolloutLoop
 from gvpo_trl.rollout.packing import pack
 from gvpo_trl.rollout.prefetch import Prefetch
 from gvpo_trl.rollout.seam import RolloutContext, RolloutSeconds, RolloutTrainer

@@ -25,6 +25,8 @@ from gvpo_trl.environments.base import Environment, Episode, Score, StepResult
 from gvpo_trl.environments.interface import checked_episode, checked_score, checked_step
 from gvpo_trl.failures import classify_step
 from gvpo_trl.faults import EnvironmentFault, EnvironmentsExhausted, GenerationFault
+from gvpo_trl.rollout.batches import BatchStream
+from gvpo_trl.rollout.budgets import Budgets
 from gvpo_trl.rollout.chat import Chat
 from gvpo_trl.rollout.clock import Clock
 from gvpo_trl.rollout.code import PYTHON, extract_code
@@ -35,42 +37,9 @@ from gvpo_trl.text import brief, spelled_out
 
 logger = logging.getLogger(__name__)
 
-OBSERVATION_TEMPLATE = "Output:\n```\n{observation}\n```"
 NO_CODE_OBSERVATION = (
     "No code was found in your turn. Write one block that begins with ```{language} and ends with ```."
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Budgets:
-    """The limits of a trajectory. All lengths are in tokens."""
-
-    max_turns: int
-    max_turn_length: int
-    """Sampled tokens of one turn."""
-    max_observation_length: int
-    """Tokens of one observation's text. The middle of a longer text is left out."""
-    max_completion_length: int
-    """Tokens of everything after the prompt."""
-    max_context_length: int | None = None
-    """Tokens of prompt and completion together; `None` sets no limit."""
-    no_code_is_failure: bool = True
-    """Whether a turn without code counts as a failed step."""
-    caught_api_errors_fail: bool = False
-    """Whether a step counts as failed if its code caught the error of an API call."""
-    observation_template: str = OBSERVATION_TEMPLATE
-    """The user message that carries an observation, which replaces `{observation}` in it."""
-    straggler_s: float = 2.0
-    """Seconds that a round waits for its slowest step before it goes on without that step."""
-    overlap: bool = False
-    """Whether a round begins as soon as half of the live attempts are ready."""
-    max_retries: int = 1
-    """How often a trajectory starts again after its environment was lost."""
-
-    def room(self, prompt_length: int) -> int:
-        """Return how many tokens are left for the completion after a prompt of `prompt_length` tokens."""
-        limit = self.max_completion_length
-        return limit if self.max_context_length is None else min(limit, self.max_context_length - prompt_length)
 
 
 @dataclass(slots=True)
@@ -165,7 +134,7 @@ class RolloutLoop:
         tasks = zip(task_ids, prompts, dates or [None] * len(task_ids), strict=True)
         attempts = [self._attempt(row, *task) for row, task in enumerate(tasks)]
         waiting, live = deque(attempts), []
-        stream = generate if isinstance(generate, StreamingGenerate) else _BatchStream(generate)
+        stream = generate if isinstance(generate, StreamingGenerate) else BatchStream(generate)
         with ThreadPoolExecutor(2 * self.environment.max_episodes, thread_name_prefix="episode") as self._pool:
             try:
                 while waiting or live:
@@ -391,26 +360,6 @@ class RolloutLoop:
             retries=attempt.retries,
             fault=attempt.fault,
         )
-
-
-class _BatchStream:
-    """Makes a `StreamingGenerate` of a `Generate`: `advance` samples all requested turns in one batch."""
-
-    def __init__(self, generate: Generate):
-        self._generate = generate
-        self._requested: list[tuple[TurnRequest, Future[Turn]]] = []
-
-    def submit(self, request: TurnRequest) -> Future[Turn]:
-        self._requested.append((request, Future()))
-        return self._requested[-1][1]
-
-    def advance(self) -> bool:
-        if self._requested:
-            turns = self._generate([request for request, _ in self._requested])
-            for (_, future), turn in zip(self._requested, turns, strict=True):
-                future.set_result(turn)
-            self._requested = []
-        return False
 
 
 def _close(attempt: _Attempt) -> None:

@@ -28,8 +28,9 @@ from transformers import PreTrainedTokenizerFast
 from gvpo_trl.environments.appworld import AppWorldEnvironments, load_tasks
 from gvpo_trl.environments.appworld.setup import make_pocket
 from gvpo_trl.pocket.families import load_task
+from gvpo_trl.rollout.budgets import Budgets
 from gvpo_trl.rollout.chat import Chat
-from gvpo_trl.rollout.loop import Budgets, RolloutLoop
+from gvpo_trl.rollout.loop import RolloutLoop
 from gvpo_trl.rollout.types import Trajectory
 
 SEED_OFFSET = 1000

@@ -20,8 +20,9 @@ from transformers import PreTrainedTokenizerFast
 
 from gvpo_trl.environments.sql import SqlEnvironments, load_tasks
 from gvpo_trl.environments.sql.tasks import load_task
+from gvpo_trl.rollout.budgets import Budgets
 from gvpo_trl.rollout.chat import Chat
-from gvpo_trl.rollout.loop import Budgets, RolloutLoop
+from gvpo_trl.rollout.loop import RolloutLoop
 from gvpo_trl.rollout.types import Trajectory
 from recipes.quickstart.cloning import Example, Progress, clone, example, padded_batches, save, small_model
 from recipes.quickstart.experts import ScriptedExperts

@@ -21,8 +21,9 @@ from gvpo_trl.environments.sql.words import POOLS
 from gvpo_trl.failures import FailureKind
 from gvpo_trl.faults import EnvironmentFault, SetupError
 from gvpo_trl.rewards import passed_tests_share, task_goal_completion
+from gvpo_trl.rollout.budgets import Budgets
 from gvpo_trl.rollout.chat import Chat
-from gvpo_trl.rollout.loop import Budgets, RolloutLoop
+from gvpo_trl.rollout.loop import RolloutLoop
 from gvpo_trl.rollout.types import StopReason
 from tests.environments.sql_attacks import COUNT, MEMORY
 from tests.support.tiny import tiny_tokenizer

@@ -3,8 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gvpo_trl.rollout.budgets import Budgets
 from gvpo_trl.rollout.chat import Chat
-from gvpo_trl.rollout.loop import Budgets, RolloutLoop
+from gvpo_trl.rollout.loop import RolloutLoop
 from gvpo_trl.rollout.packing import pack
 from gvpo_trl.rollout.types import StopReason, Turn
 from tests.support.tiny import tiny_tokenizer

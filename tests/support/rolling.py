@@ -3,8 +3,9 @@
 import threading
 
 from gvpo_trl.faults import EpisodeFault
+from gvpo_trl.rollout.budgets import Budgets
 from gvpo_trl.rollout.chat import Chat
-from gvpo_trl.rollout.loop import Budgets, RolloutLoop
+from gvpo_trl.rollout.loop import RolloutLoop
 from tests.support.tiny import tiny_tokenizer
 from tests.support.toy import Scripted, ToyEnvironment
 
