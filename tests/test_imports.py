@@ -91,7 +91,7 @@ RULES = {
     "cli": rule(
         *(*CORE, "config", "trainer", "training", "evaluation", "reporting", "rollout", "environments", "sandbox"),
         "__init__",
-        libraries={*MODEL, "trl", "peft", "datasets", "yaml", "packaging"},
+        libraries={*MODEL, "trl", "peft", "datasets", "yaml", "packaging", "tqdm"},
     ),
     "__init__": rule("config", "trainer", "rollout"),
     "__main__": rule("cli"),
