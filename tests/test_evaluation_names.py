@@ -49,6 +49,18 @@ def test_a_prefix_of_ones_own_mixes_nothing(tmp_path):
     assert not [name for entry in trainer.state.log_history for name in entry if name.startswith("eval_test")]
 
 
+def test_predictions_stand_in_the_order_of_the_data_set(tmp_path):
+    """The evaluation shuffles its rows and fills its last batch; two of these rows have the same task."""
+    rows = tasks(7).select([6, 0, 3, 3, 1, 5, 2])
+    trainer = make_trainer(tmp_path, by_task, num_generations_eval=1, per_device_eval_batch_size=4)
+    output = trainer.predict(rows)
+    assert output.label_ids.tolist() == rows["task_id"]
+    assert [attempt["task_id"] for attempt in output.predictions[:, 0]] == rows["task_id"]
+    stream = trainer.predict(rows.to_iterable_dataset())
+    assert [attempt["task_id"] for attempt in stream.predictions[:, 0]] == rows["task_id"]
+    assert trainer.evaluate(rows)["eval_reward"] is not None, "a prediction leaves nothing behind for an evaluation"
+
+
 def test_a_prediction_returns_a_result_for_each_attempt(tmp_path):
     def script(number, row):
         return {"t0_1": [finish(1, 0)], "t0_2": [FAIL, finish(1, 1)], "t0_3": [LOST]}[row["task_id"]]

@@ -92,8 +92,12 @@ def notebook_lines(default: type[TrainerCallback]) -> type[TrainerCallback]:
                 "Step": f"{state.global_step} {(prefix or '').strip('_')}",
                 **dict(figures(metrics or {}, prefix or "")),
             }
-            if self.training_tracker is None:
-                super().on_evaluate(args, state, control, metrics=dict(shown), **kwargs)
+            if self.training_tracker is None:  # an evaluation outside of a training has a table of its own
+                from transformers.utils import notebook  # it can be imported only where IPython is installed
+
+                table = notebook.text_to_html_table([list(shown), list(shown.values())])
+                notebook.disp.display(notebook.disp.HTML(table))
+                self.prediction_bar = None
                 return
             self.training_tracker.write_line(shown)
             self.training_tracker.remove_child()

@@ -120,7 +120,8 @@ def own_table(trainer: Any, figures: Mapping[str, Any], show: Callable[..., None
             file.rename(file.with_stem(f"{file.stem}_{prefix}"))
         if training.exists():
             training.rename(file)
-    if importlib.util.find_spec("rich") is not None and table["prompt"]:
+    is_summary = "train_runtime" in figures  # its rows have been printed with the last step
+    if importlib.util.find_spec("rich") is not None and table["prompt"] and not is_summary:
         columns = [table[name] for name in ("prompt", "completion", "rewards", "advantages")]
         show(*columns, step, trainer.num_completions_to_print, extra=_narrow(table["extra"]))
 

@@ -70,7 +70,7 @@ def report_rows_without_reward(rows: Sequence[Mapping[str, Any]], rewards: torch
     more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
     place = "set log_trajectories=True for a full report" if traces is None else f"full report in {traces}"
     logger.warning(
-        "%d of %d rows have no reward and do not train: row %s%s; %s.", len(numbers), len(rows), named, more, place
+        "%d of %d rows have no reward and are left out: row %s%s; %s.", len(numbers), len(rows), named, more, place
     )
 
 

@@ -1,9 +1,12 @@
 """The console gets one readable line a generation; the metrics stay where they are."""
 
+import logging
 import re
+import subprocess
 import sys
 import warnings
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 import pandas
@@ -12,10 +15,10 @@ from transformers import PrinterCallback, ProgressCallback
 from transformers.utils.notebook import NotebookProgressCallback
 
 from gvpo_trl.reporting.console import ConsoleLines, line, notebook_lines
-from gvpo_trl.training.quiet import NAMED
-from tests.support.tiny import tiny_model, tiny_tokenizer
+from gvpo_trl.training.quiet import NAMED, quieten
 from tests.support.training import FAIL, LOST, code, finish, make_trainer, tasks
 
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = [[code("print('hello')"), FAIL, finish(1, 1)], [finish(2, 0)], [finish(0, 2)], [finish(1, 1)]]
 
 
@@ -86,14 +89,59 @@ def test_a_notebooks_table_has_the_columns_of_a_line(tmp_path):
     assert len(row) < 12
 
 
-def test_nothing_that_a_user_cannot_act_on_is_warned_of(tmp_path, capfd):
+def test_an_evaluation_outside_of_training_is_a_table_of_a_notebook(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda html, display_id=None: shown.append(html.data))
+    trainer = make_trainer(tmp_path, SCRIPT)
+    trainer.remove_callback(ConsoleLines)
+    trainer.add_callback(notebook_lines(NotebookProgressCallback))
+    trainer.evaluate(tasks(1))
+    table = shown[-1]
+    assert re.findall("<th>(.*)</th>", table)[:4] == ["Step", "reward", "TGC", "SGC"]
+    assert "<td>0.500</td>" in table and "<td>25.0 %</td>" in table
+
+
+def test_nothing_that_a_user_cannot_act_on_is_warned_of(tmp_path):
+    """This runs in a process of its own, because a warning is shown only once and pytest has filters of its own."""
+    program = """
+import sys
+from pathlib import Path
+from tests.reporting.test_console import SCRIPT
+from tests.support.training import make_trainer
+trainer = make_trainer(Path(sys.argv[1]), {script}, gradient_checkpointing=True, **{options})
+trainer.train()
+"""
+    for script, options in (("SCRIPT", {}), ("None", {"max_turns": 1, "max_turn_length": 9})):
+        text = program.format(script=script, options=options)
+        done = subprocess.run(
+            [sys.executable, "-c", text, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert not re.search("Warning|experimental|deprecated|friendly reminder", done.stderr), done.stderr
+
+
+def test_a_users_own_filter_shows_a_quiet_warning_again():
     with warnings.catch_warnings(record=True) as caught:
         warnings.resetwarnings()
-        tokenizer = tiny_tokenizer()
-        model = tiny_model(tokenizer)
-        make_trainer(tmp_path, SCRIPT, model=model, tokenizer=tokenizer, gradient_checkpointing=True).train()
-    assert [str(each.message) for each in caught if "gvpo" in each.filename or "trl" in each.filename] == []
-    assert "friendly reminder" not in capfd.readouterr().err
+        warnings.simplefilter("always")
+        quieten()
+        warnings.warn("You are using 'rollout_func', which is an experimental feature", UserWarning, stacklevel=1)
+    assert len(caught) == 1
+
+
+def test_a_reminder_about_padding_is_quiet_and_other_messages_are_not():
+    quieten()
+    library = logging.getLogger("transformers.generation.stopping_criteria")
+    handler = logging.Handler()
+    seen = []
+    handler.emit = lambda record: seen.append(record.getMessage())
+    library.addHandler(handler)
+    try:
+        library.warning("This is a friendly reminder - the current text generation call has exceeded …")
+        library.warning("something else")
+    finally:
+        library.removeHandler(handler)
+    assert seen == ["something else"]
 
 
 def test_an_unscorable_row_is_two_lines(tmp_path, caplog):
@@ -101,7 +149,7 @@ def test_an_unscorable_row_is_two_lines(tmp_path, caplog):
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert all("\n" not in each and len(each) < 400 for each in told)
     (rows,) = [each for each in told if "no reward" in each]
-    assert re.match(r"1 of 4 rows have no reward and do not train: row 0 \(task t\d_\d\); full report in ", rows)
+    assert re.match(r"1 of 4 rows have no reward and are left out: row 0 \(task t\d_\d\); full report in ", rows)
     assert sum("evaluator crashed" in each for each in told) == 2, "one line for each attempt"
 
 
@@ -151,22 +199,25 @@ def test_tables_hold_the_shaped_advantage_and_the_steps(tmp_path, capsys, monkey
     assert table["advantage"].tolist() == pytest.approx([first, 0.5, -0.5, 0.0], abs=1e-5)
     printed = capsys.readouterr().out
     assert "1 failed" in printed and "3 turns" in printed
+    assert len(re.findall(r"─ Step \d ─", printed)) == 2, "the summary of the training repeats no table"
     trainer.evaluate()
     evaluated = pandas.read_parquet(tmp_path / "completions" / "completions_00002_eval.parquet")
     trained = pandas.read_parquet(tmp_path / "completions" / "completions_00002.parquet")
     assert len(evaluated) == len(trained) == 4, "an evaluation replaces no table of the training"
 
 
-def test_trackers_get_the_same_table(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_trackers_get_the_same_table(tmp_path, monkeypatch, name):
     sent = []
-    stand_in = ModuleType("wandb")
-    stand_in.__spec__ = ModuleSpec("wandb", None)
-    stand_in.run, stand_in.Table, stand_in.log = object(), lambda dataframe: dataframe, sent.append
-    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    stand_in = ModuleType(name)
+    stand_in.__spec__ = ModuleSpec(name, None)
+    stand_in.run, stand_in.Table = object(), lambda dataframe: dataframe
+    stand_in.log = lambda figures, step=None: sent.append(figures)
+    monkeypatch.setitem(sys.modules, name, stand_in)
     for module in ("trl.trainer.grpo_trainer", "trl.extras.profiling"):
-        monkeypatch.setattr(f"{module}.wandb", stand_in, raising=False)
+        monkeypatch.setattr(f"{module}.{name}", stand_in, raising=False)
     trainer = make_trainer(tmp_path, SCRIPT, log_completions=True)
-    trainer.args.report_to = ["wandb"]
+    trainer.args.report_to = [name]
     trainer.train()
     table = next(each["completions"] for each in sent if "completions" in each)
     assert table["failed_steps"].tolist() == [1, 0, 0, 0]
