@@ -145,7 +145,7 @@ def table(owner: type, entries: dict[str, Description], sources: dict[str, str] 
     for name, entry in entries.items():
         default = entry.default or _written(fields[name].default)
         whose = [sources.get(name, "ours")] if sources else []
-        rows.append([f"`{name}`", _type(fields[name]), f"`{default}`", *whose, entry.text])
+        rows.append([f"`{name}`", _type(owner, name), f"`{default}`", *whose, entry.text])
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows)
 
 
@@ -154,8 +154,10 @@ def _written(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
-def _type(field: dataclasses.Field) -> str:
-    text = field.type.__name__ if type(field.type) is type else str(field.type)
+def _type(owner: type, name: str) -> str:
+    # The annotation, and not the field's type, which transformers' parser of the command line replaces.
+    kind = next(vars(base)["__annotations__"][name] for base in owner.__mro__ if name in base.__annotations__)
+    text = kind.__name__ if type(kind) is type else str(kind)
     return f"`{text.removesuffix(' | None')}`"
 
 

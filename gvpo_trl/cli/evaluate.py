@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("trl", "transformers", "torch", "peft", "accelerate")
 """Packages whose versions a report names."""
-FREE = ("versions", "processes")
+FREE = ("processes",)
 """Settings that a resumed evaluation need not share with the call that began it."""
 
 
@@ -57,6 +57,12 @@ def settings_of(
         "prompt_sha256": hashlib.sha256(template.template.encode()).hexdigest()[:16],
         "observation_template": script_args.observation_template,
         "samples": script_args.eval_samples,
+        **{
+            name: getattr(training_args, name)
+            for name in ("bf16", "repetition_penalty", "chat_template_kwargs", "use_vllm")
+        },
+        "dtype": str(model_args.dtype),
+        "step_timeout_s": script_args.step_timeout_s,
         "seed": training_args.seed,
         "temperature": training_args.temperature,
         **{name: getattr(training_args, name) for name in ("top_p", "top_k", "min_p", *budgets)},
@@ -106,9 +112,9 @@ class EvaluationFiles:
     def difference(self) -> str | None:
         """Return what differs between these settings and those of the files that are there; `None` if nothing does."""
         for path in self.all_attempts():
-            begun = next(iter(_lines(path)), None)
-            if begun is None or "settings" not in begun:
-                continue
+            begun = next(iter(_lines(path)), {})
+            if "settings" not in begun:
+                return f"the first line of {path} is damaged"
             theirs = begun["settings"]
             names = [name for name in {**theirs, **self.settings} if name not in FREE]
             different = [name for name in names if theirs.get(name) != self.settings.get(name)]
@@ -233,4 +239,6 @@ def run(trainer: "GVPOTrainer", dataset: "Dataset", files: EvaluationFiles, samp
         bar.close()
     trainer.accelerator.wait_for_everyone()
     outcomes = [outcome for _, outcome in sorted(files.outcomes().items())]
-    return {**files.settings, **figures(outcomes), "standard_errors": standard_errors(outcomes)}
+    settings = {("task_list" if name == "tasks" else name): value for name, value in files.settings.items()}
+    errors = {**standard_errors(outcomes), "clustered_by": "scenario"}
+    return {**settings, **figures(outcomes), "standard_errors": errors}

@@ -31,6 +31,8 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length, sort_checkpoints
 
+from gvpo_trl.rollout.prefetch import Prefetch
+
 logger = logging.getLogger(__name__)
 
 FOLDER = "_resume"
@@ -244,7 +246,10 @@ def _file_name(trainer: Any) -> str:
 
 
 def _prefetch(trainer: Any) -> Any:
-    return getattr(trainer.rollout_func, "prefetch", None)
+    prefetch = getattr(trainer.rollout_func, "prefetch", None)
+    return (
+        prefetch if isinstance(prefetch, Prefetch) else None
+    )  # a user's own function may use the name for another thing
 
 
 def _to_cpu(value: Any) -> Any:

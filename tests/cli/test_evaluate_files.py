@@ -60,8 +60,13 @@ def test_a_named_file_of_other_settings_is_an_error_that_names_them(tmp_path):
     choose_files(report, str(tmp_path), SETTINGS, 0).append(0, trajectory())
     with pytest.raises(ValueError, match=r"seed was 0 and is 1, temperature was 1\.0 and is 0\.5"):
         choose_files(report, str(tmp_path), SETTINGS | {"seed": 1, "temperature": 0.5}, 0)
-    changed = SETTINGS | {"versions": {"trl": "2"}, "processes": 2}
-    assert choose_files(report, str(tmp_path), changed, 0).outcomes(), "other versions and processes may go on"
+    with pytest.raises(ValueError, match="versions was"):
+        choose_files(report, str(tmp_path), SETTINGS | {"versions": {"trl": "2"}}, 0)
+    assert choose_files(report, str(tmp_path), SETTINGS | {"processes": 2}, 0).outcomes(), "more processes may go on"
+    file = tmp_path / "mine.attempts.jsonl"
+    file.write_bytes(file.read_bytes()[5:])
+    with pytest.raises(ValueError, match=r"first line of .* is damaged"):
+        choose_files(report, str(tmp_path), SETTINGS, 0)
 
 
 def test_standard_errors_are_clustered_by_scenario():
