@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 PACKAGES = ("trl", "transformers", "torch", "peft", "accelerate")
 """Packages whose versions a report names."""
+OTHERS = ("bf16", "repetition_penalty", "chat_template_kwargs", "use_vllm")
+"""Fields of the configuration that change what is sampled, besides the budgets and the narrowing settings."""
 FREE = ("processes",)
 """Settings that a resumed evaluation need not share with the call that began it."""
 
