@@ -89,3 +89,14 @@ def test_replaced_builtins_break_the_agents_code_alone(episode):
     for code, kind in [("x = 1", None), ("sum([1])", K.RUNTIME), ("apis.api_docs.show_app_descriptions()", None)]:
         result = episode.step(code)
         assert (result.failure, result.ended) == (kind, False), f"{code!r}: {result}"
+
+
+def test_exceptions_that_break_whatever_looks_at_them_are_failures(episode):
+    hidden = "class E(Exception):\n    @property\n    def {}(self): raise ValueError\nraise E()"
+    codes = [hidden.format(name) for name in ("__cause__", "__context__", "__traceback__", "args", "__class__")]
+    codes += ["class E(Exception): __traceback__ = 7\nraise E()", "class E(SyntaxError):\n    filename = 7\nraise E()"]
+    codes += ["class E(Exception):\n    def __str__(self): raise E()\n    __repr__ = __str__\nraise E()"]
+    for code in codes:
+        result = episode.step(code)
+        assert (result.failure, result.ended) == (K.RUNTIME, False), f"{code!r}: {result}"
+    assert episode.step("print(1)").text == "1\n"

@@ -18,6 +18,9 @@ from gvpo_trl.environments.appworld.wire import texts
 
 # Agent code may replace these in their modules.
 _parse, _walk, _traceback_of = ast.parse, ast.walk, BaseException.__traceback__.__get__
+# An exception class of the agent's may hide these attributes behind others of its own.
+_cause_of, _context_of = BaseException.__cause__.__get__, BaseException.__context__.__get__
+_file_of = SyntaxError.filename.__get__
 
 
 class Recorder:
@@ -145,14 +148,14 @@ class Recorder:
 
     def _kind_before_execution(self, error: BaseException) -> str:
         # IPython also reports here an exception that its own display of the code's exception raised.
-        if isinstance(error, SyntaxError) or error.__context__ is None:
+        if isinstance(error, SyntaxError) or _context_of(error) is None:
             return "syntax"
-        return self._kind(error.__context__)
+        return self._kind(_context_of(error))
 
     def _kind(self, error: BaseException | None) -> str:
         from appworld.common.utils import TimeoutError as StepTimeout
 
-        if isinstance(error, StepTimeout) or isinstance(getattr(error, "__cause__", None), StepTimeout):
+        if isinstance(error, StepTimeout) or (error is not None and isinstance(_cause_of(error), StepTimeout)):
             return "timeout"
         if error is not None and not isinstance(error, Exception):
             return "exited"
@@ -160,7 +163,7 @@ class Recorder:
             return "memory"
         if any(error is known for known in self.api_errors):
             return "api"
-        if isinstance(error, SyntaxError) and error.filename and "ipython-input" in error.filename:
+        if isinstance(error, SyntaxError) and "ipython-input" in str(_file_of(error)):
             return "syntax"
         return "runtime"
 
@@ -266,7 +269,11 @@ def run_step(world, recorder: Recorder, code: str, max_output_chars: int) -> Out
 
 def _describe(error: BaseException) -> str:
     """Return what the agent sees of an exception for which `execute` itself writes no text."""
-    return "Execution failed. Traceback:\n" + "".join(traceback.format_exception_only(error)).rstrip()
+    try:
+        text = "".join(traceback.format_exception_only(error)).rstrip()
+    except Exception:  # the exception, or one in its context, breaks whatever looks at it
+        text = type(error).__name__
+    return f"Execution failed. Traceback:\n{text}"
 
 
 @contextlib.contextmanager
